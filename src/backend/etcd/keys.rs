@@ -1,0 +1,111 @@
+//! Where everything lies on the server.
+//!
+//! ```text
+//! dlock/NAME/<lease id in hex>          a contender; foreign mutexes put theirs here too
+//! dlock-meta/runs/NAME/last             how the last run ended
+//! dlock-meta/released/NAME              the token of the last holder that let go by itself
+//! dlock-meta/once/NAME/KEY              a successful run with this --once key
+//! dlock-meta/revoked/NAME/<as above>    this contender is asked to let go; dies with its lease
+//! ```
+
+use anyhow::Result;
+
+use crate::exit::Fault;
+use crate::lock::LockName;
+
+pub struct Keys {
+    contenders: String,
+    meta: String,
+}
+
+impl Keys {
+    /// `prefix` is the directory that locks lie in, with or without its last slash.
+    pub fn under(prefix: &str) -> Result<Keys> {
+        let root = prefix.trim_end_matches('/');
+        if root.is_empty() {
+            return Err(Fault::Config.because("an etcd prefix must not be empty: leave it out for dlock/"));
+        }
+        Ok(Keys { contenders: format!("{root}/"), meta: format!("{root}-meta") })
+    }
+
+    /// What all contenders' keys begin with.
+    pub fn all_contenders(&self) -> &str {
+        &self.contenders
+    }
+
+    /// What all keys of last runs begin with; a name and a slash follow, as they do in a contender's key.
+    pub fn all_last_runs(&self) -> String {
+        format!("{}/runs/", self.meta)
+    }
+
+    /// What the keys of one lock's contenders begin with: the `pfx` of Go's `concurrency.Mutex`.
+    pub fn queue(&self, name: &LockName) -> String {
+        format!("{}{}/", self.contenders, name.encoded())
+    }
+
+    pub fn contender(&self, name: &LockName, lease: i64) -> String {
+        format!("{}{lease:x}", self.queue(name))
+    }
+
+    pub fn last_run(&self, name: &LockName) -> String {
+        format!("{}{}/last", self.all_last_runs(), name.encoded())
+    }
+
+    pub fn released(&self, name: &LockName) -> String {
+        format!("{}/released/{}", self.meta, name.encoded())
+    }
+
+    pub fn once(&self, name: &LockName, key: &str) -> String {
+        format!("{}/once/{}/{key}", self.meta, name.encoded())
+    }
+
+    /// What the marks of one lock's revoked contenders begin with.
+    pub fn marks(&self, name: &LockName) -> String {
+        format!("{}/revoked/{}/", self.meta, name.encoded())
+    }
+
+    /// The mark for a contender, named as its key is.
+    pub fn mark(&self, name: &LockName, contender: &[u8]) -> Vec<u8> {
+        let own_part = contender.strip_prefix(self.queue(name).as_bytes()).unwrap_or(contender);
+        [self.marks(name).as_bytes(), own_part].concat()
+    }
+}
+
+/// The id of the lease that an owner's place in a queue hangs on. We choose it ourselves, the same one
+/// every time, so that a grant whose answer was lost is found again, by another process too. FNV-1a:
+/// short, and the same in every version of dlock.
+pub fn lease_id(name: &LockName, owner: &str) -> i64 {
+    let text = format!("{name} {owner}");
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    // Zero would let the server choose, and a negative id reads badly in `etcdctl lease list`.
+    ((hash >> 1) as i64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_etcdctl_and_nothing_else_lies_among_them() {
+        let keys = Keys::under("dlock/").unwrap();
+        let name: LockName = "job/sub".parse().unwrap();
+        assert_eq!(keys.contender(&name, 0x1f), "dlock/job%2Fsub/1f");
+        assert_eq!(keys.mark(&name, b"dlock/job%2Fsub/1f"), b"dlock-meta/revoked/job%2Fsub/1f");
+        for other in [keys.last_run(&name), keys.released(&name), keys.once(&name, "k"), keys.marks(&name)] {
+            assert!(!other.starts_with(keys.all_contenders()), "{other}");
+        }
+        assert_eq!(Keys::under("team/locks").unwrap().contender(&name, 1), "team/locks/job%2Fsub/1");
+        assert!(Keys::under("/").is_err());
+    }
+
+    #[test]
+    fn a_lease_belongs_to_one_owner_of_one_lock() {
+        let (owner, other) = ("host.1.abc", "host.1.abd");
+        let (a, b): (LockName, LockName) = ("a".parse().unwrap(), "b".parse().unwrap());
+        assert_eq!(lease_id(&a, owner), lease_id(&a, owner));
+        assert!(lease_id(&a, owner) != lease_id(&a, other) && lease_id(&a, owner) != lease_id(&b, owner));
+        assert!(lease_id(&a, owner) > 0);
+    }
+}

@@ -1,0 +1,278 @@
+//! The members of a cluster: one connection to one of them at a time, and the next when it fails.
+//!
+//! The client library can spread requests over several endpoints, but goes on asking one that is frozen.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, TlsOptions};
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+use super::watch::{Stream, Watch};
+use crate::backend::{Address, Patience, tls};
+use crate::exit::Fault;
+
+pub struct Members {
+    endpoints: Vec<String>,
+    options: ConnectOptions,
+    tls: bool,
+    patience: Patience,
+    /// Whom to turn to when there is no connection.
+    next: usize,
+    /// Whether anybody ever answered.
+    answered: bool,
+    connection: Option<Connection>,
+}
+
+struct Connection {
+    endpoint: String,
+    client: Client,
+    watch: Option<Stream>,
+}
+
+impl Members {
+    pub fn at(address: &Address, patience: Patience) -> Result<Members> {
+        let tls = address.scheme() == "etcds";
+        let scheme = if tls { "https" } else { "http" };
+        let endpoints: Vec<_> =
+            address.hosts().iter().map(|host| format!("{scheme}://{}", host.with_port(2379))).collect();
+        if endpoints.is_empty() {
+            return Err(Fault::Config.because("an etcd URL names a host: etcd://host1,host2,host3"));
+        }
+        let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
+        match (address.username(), address.password()?) {
+            (Some(user), password) => options = options.with_user(user, password.unwrap_or_default()),
+            (None, Some(_)) => return Err(Fault::Config.because("there is a password for etcd but no user name")),
+            (None, None) => {}
+        }
+        if tls {
+            options = options.with_tls(tls_options(address)?);
+        } else {
+            tls::refuse(address)?;
+        }
+        Ok(Members { endpoints, options, tls, patience, next: 0, answered: false, connection: None })
+    }
+
+    /// Asks one member after the other until one answers. What is asked must be safe to ask twice.
+    pub async fn call<T>(&mut self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Result<T> {
+        let mut failures = Vec::new();
+        for _ in 0..self.endpoints.len() + usize::from(self.connection.is_some()) {
+            // If our caller's patience ends while we wait, the connection is not put back.
+            let kept = self.connection.take();
+            let share = self.share();
+            let endpoint =
+                kept.as_ref().map_or_else(|| self.endpoints[self.next].clone(), |kept| kept.endpoint.clone());
+            let attempt = async {
+                let connection = match kept {
+                    Some(kept) => kept,
+                    None => self.connect().await?,
+                };
+                let answer = ask(connection.client.clone()).await;
+                if answer.as_ref().err().is_none_or(is_an_answer) {
+                    self.answered = true;
+                    self.connection = Some(connection);
+                }
+                answer
+            };
+            match timeout(share, attempt).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) if is_an_answer(&error) => {
+                    let (fault, text) = explain(&endpoint, &error);
+                    return Err(anyhow::Error::new(Said(text)).context(fault));
+                }
+                Ok(Err(error)) if self.was_hung_up_on(&error) => failures.push(hung_up(&endpoint)),
+                Ok(Err(error)) => failures.push(explain(&endpoint, &error)),
+                Err(_) => failures.push(silence(&endpoint, share)),
+            }
+        }
+        Err(summary(&failures))
+    }
+
+    /// Asks every member there is, each on a connection of its own.
+    pub async fn ask_each<T>(&self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Vec<(String, Result<T>)> {
+        let mut answers = Vec::new();
+        for endpoint in &self.endpoints {
+            let attempt = async { ask(Client::connect([endpoint], Some(self.options.clone())).await?).await };
+            let answer = match timeout(self.share(), attempt).await {
+                Ok(answer) => answer.map_err(|error| explain(endpoint, &error).1),
+                Err(_) => Err(silence(endpoint, self.share()).1),
+            };
+            answers.push((endpoint.clone(), answer.map_err(anyhow::Error::msg)));
+        }
+        answers
+    }
+
+    /// Asks the member we are connected to, and no other. Unlike [`call`](Self::call), this may be dropped
+    /// without harm to the connection: a command that ends at once ends in the middle of it.
+    pub async fn beside<T>(&mut self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Result<T> {
+        let share = self.share();
+        let client = match &self.connection {
+            Some(connection) => connection.client.clone(),
+            None => {
+                let connection = timeout(share, self.connect()).await??;
+                self.connection.insert(connection).client.clone()
+            }
+        };
+        Ok(timeout(share, ask(client)).await??)
+    }
+
+    /// The stream of a watch, opened if it is not.
+    pub async fn stream(&mut self, watch: &Watch) -> Result<&mut Stream> {
+        if self.connection.as_ref().is_none_or(|connection| connection.watch.is_none()) {
+            let stream = self.beside(async |client| watch.open(client).await).await?;
+            self.connection.as_mut().context("connected just now")?.watch = Some(stream);
+        }
+        self.connection.as_mut().and_then(|connection| connection.watch.as_mut()).context("opened just now")
+    }
+
+    /// Ends a watch; the next [`stream`](Self::stream) is a new one.
+    pub fn end_watch(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.watch = None;
+        }
+    }
+
+    /// Turns to another member next time.
+    pub fn leave(&mut self) {
+        self.connection = None;
+    }
+
+    async fn connect(&mut self) -> Result<Connection, Error> {
+        let endpoint = self.endpoints[self.next].clone();
+        self.next = (self.next + 1) % self.endpoints.len();
+        let client = Client::connect([&endpoint], Some(self.options.clone())).await?;
+        Ok(Connection { endpoint, client, watch: None })
+    }
+
+    /// In TLS 1.3 a server looks at our certificate after the handshake is done for us, and the library
+    /// keeps the alert to itself: all we see is that a member hangs up before it ever answered.
+    fn was_hung_up_on(&self, error: &Error) -> bool {
+        let hung_up = |status: &Status| matches!(status.code(), Code::Cancelled | Code::Unknown);
+        self.tls && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
+    }
+
+    /// How long one member may take. A cluster that works at all has a majority alive, so that trying
+    /// one more than half of its members meets one that answers.
+    fn share(&self) -> Duration {
+        let whole = if self.answered { self.patience.attempt } else { self.patience.connect };
+        whole / (self.endpoints.len() as u32 / 2 + 1)
+    }
+}
+
+fn tls_options(address: &Address) -> Result<TlsOptions> {
+    // The library would find out only when it connects, and not say what is wrong with which file.
+    tls::client_config(address)?;
+    let read = |key: &str| -> Result<Option<Vec<u8>>> {
+        let Some(path) = address.param(key) else { return Ok(None) };
+        let pem = std::fs::read(path).with_context(|| format!("cannot read {key} {path}")).context(Fault::Config)?;
+        Ok(Some(pem))
+    };
+    let options = match read("tls-ca")? {
+        Some(pem) => TlsOptions::new().ca_certificate(Certificate::from_pem(pem)),
+        None => TlsOptions::new().with_enabled_roots(),
+    };
+    match (read("tls-cert")?, read("tls-key")?) {
+        (Some(cert), Some(key)) => Ok(options.identity(Identity::from_pem(cert, key))),
+        (None, None) => Ok(options),
+        _ => Err(Fault::Config.because("tls-cert and tls-key are given together or not at all")),
+    }
+}
+
+/// What the server answered, when that was a no.
+#[derive(Debug)]
+struct Said(String);
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Said {}
+
+/// Whether an error is the server's answer that there is no such lease.
+pub fn no_such_lease(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("requested lease not found"))
+}
+
+/// Whether an error is the server's answer that there is such a lease already.
+pub fn lease_exists(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("lease already exists"))
+}
+
+/// Whether the member understood and answered, so that others would say the same.
+fn is_an_answer(error: &Error) -> bool {
+    use Code::{AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
+    use Code::{PermissionDenied, ResourceExhausted, Unauthenticated};
+    match error {
+        Error::GRpcStatus(status) => matches!(
+            status.code(),
+            NotFound
+                | AlreadyExists
+                | FailedPrecondition
+                | InvalidArgument
+                | OutOfRange
+                | PermissionDenied
+                | ResourceExhausted
+                | Unauthenticated
+        ),
+        Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::TransportError(_) => true,
+        _ => false,
+    }
+}
+
+fn explain(endpoint: &str, error: &Error) -> (Fault, String) {
+    let (fault, text) = match error {
+        Error::GRpcStatus(status) => (fault_of(status), innermost(status)),
+        // These come from reading what we were given, before anything is sent.
+        Error::InvalidArgs(_) | Error::InvalidUri(_) => (Fault::Config, error.to_string()),
+        Error::TransportError(why) => (Fault::Config, innermost(why)),
+        other => (Fault::Unreachable, other.to_string()),
+    };
+    (fault, format!("etcd at {endpoint}: {text}"))
+}
+
+/// What all members did, and the fault that says most about why.
+fn summary(failures: &[(Fault, String)]) -> anyhow::Error {
+    let refused = failures.iter().any(|(fault, _)| *fault == Fault::Refused);
+    let texts: Vec<_> = failures.iter().map(|(_, text)| text.as_str()).collect();
+    let fault = if refused { Fault::Refused } else { Fault::Unreachable };
+    fault.because(texts.join("; "))
+}
+
+fn silence(endpoint: &str, waited: Duration) -> (Fault, String) {
+    let waited = humantime::format_duration(Duration::from_millis(waited.as_millis() as u64));
+    (Fault::Unreachable, format!("etcd at {endpoint} did not answer within {waited}"))
+}
+
+fn hung_up(endpoint: &str) -> (Fault, String) {
+    let why = "as it does when it wants another certificate than ours: see tls-cert and tls-key";
+    (Fault::Refused, format!("etcd at {endpoint} hung up after the TLS handshake, {why}"))
+}
+
+fn fault_of(status: &Status) -> Fault {
+    let text = innermost(status);
+    let says = |words: &str| text.contains(words);
+    match status.code() {
+        Code::Unauthenticated | Code::PermissionDenied => Fault::Refused,
+        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => Fault::Refused,
+        Code::FailedPrecondition if says("authentication is not enabled") => Fault::Config,
+        // Both sides of a TLS handshake may refuse: we their certificate, or they ours.
+        _ if says("invalid peer certificate") || says("received fatal alert") => Fault::Refused,
+        _ => Fault::Unreachable,
+    }
+}
+
+/// The cause that says most: the library's own words are "transport error" and "tcp connect error".
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    match cause.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => cause.to_string(),
+    }
+}

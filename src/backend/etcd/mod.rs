@@ -1,0 +1,298 @@
+//! etcd: a queue of contenders' keys, each alive as long as its owner's lease.
+//!
+//! The lowest create revision holds, as in Go's `concurrency.Mutex` and `etcdctl lock`, whose keys stand
+//! in the same queue. See [`keys`] for where things lie. The token is the create revision of our key,
+//! or with slots the revision at which we took the slot.
+//!
+//! etcd 3.4.23 may confirm the renewal of a lease that is revoked or that another leader looks after,
+//! so nothing counts as ours before a linearizable read has shown our key in the same term of office.
+
+mod examine;
+mod keys;
+mod lease;
+mod leave;
+mod members;
+mod place;
+mod predecessor;
+mod queue;
+mod status;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use async_trait::async_trait;
+use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
+
+use self::keys::{Keys, lease_id};
+use self::members::{Members, no_such_lease};
+use self::place::{Entered, ONCE, Place, announcement};
+use self::predecessor::Predecessor;
+use self::queue::{Contender, Queue, holds, other_terms};
+use self::status::Listing;
+use self::watch::{Glimpse, Sight, Turned, Watch, in_the_way};
+use crate::backend::{
+    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
+    Revoked,
+};
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
+use crate::lock::{Holder, LockName, LockState, Mode, OwnerId};
+
+/// Between two tries to watch.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Of a queue with very many waiters; the library's own limit of 4 MB is reached by some ten thousand.
+const LARGEST_ANSWER: usize = 64 << 20;
+
+pub struct Etcd {
+    members: Members,
+    keys: Keys,
+    place: Option<Place>,
+    watch: Watch,
+    /// What to tell others when there is time: a waiter that is granted the lock starts its command first.
+    announcement: Option<Txn>,
+    /// Whoever holds the lock while we are next.
+    predecessor: Option<Predecessor>,
+    listing: Listing,
+}
+
+impl Etcd {
+    pub fn open(address: &Address, patience: Patience) -> Result<Etcd> {
+        if !matches!(address.path(), "" | "/") {
+            return Err(Fault::Config.because("an etcd URL has no path; to put locks elsewhere use ?prefix=…"));
+        }
+        Ok(Etcd {
+            members: Members::at(address, patience)?,
+            keys: Keys::under(address.param("prefix").unwrap_or("dlock/"))?,
+            place: None,
+            watch: Watch::default(),
+            announcement: None,
+            predecessor: None,
+            listing: Listing::default(),
+        })
+    }
+
+    async fn transact(&mut self, txn: Txn) -> Result<etcd_client::TxnResponse> {
+        let ask =
+            async |client: Client| client.kv_client().max_decoding_message_size(LARGEST_ANSWER).txn(txn.clone()).await;
+        self.members.call(ask).await
+    }
+
+    /// Reads the queue, or only what is not behind `place`, who let go last and, if asked for, the record of the
+    /// `once` key.
+    fn look(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
+        let mut in_order = in_order();
+        if let Some(created) = place {
+            in_order = in_order.with_max_create_revision(created);
+        }
+        let queue = TxnOp::get(self.keys.queue(&ask.name), Some(in_order));
+        let released = TxnOp::get(self.keys.released(&ask.name), None);
+        let once = self.once_key(ask).map(|once| TxnOp::get(once, None));
+        [queue, released].into_iter().chain(once).collect()
+    }
+
+    fn read_queue(&self, name: &LockName) -> TxnOp {
+        TxnOp::get(self.keys.queue(name), Some(in_order()))
+    }
+
+    fn once_key(&self, ask: &Ask) -> Option<String> {
+        ask.once.as_deref().map(|key| self.keys.once(&ask.name, key))
+    }
+
+    /// Who is in the way, and until when to wait for a sign of their leaving.
+    async fn busy(&mut self, ask: &Ask, place: Place, queue: &Queue, ahead: &[Contender]) -> Result<Busy> {
+        if ask.queue {
+            self.watch_for(in_the_way(ask.mode, ahead, &self.keys.queue(&ask.name)), queue);
+        } else {
+            self.withdraw(ask).await?;
+        }
+        let holder = ahead.first().map(Contender::holder);
+        let keep_alive = place.next_keep_alive();
+        let ask_again = self.look_after(ask, ahead).await.map_or(keep_alive, |look| look.min(keep_alive));
+        Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
+    }
+
+    /// While we are next, remembers who holds the lock and how long its lease lasts; says when to look again.
+    async fn look_after(&mut self, ask: &Ask, ahead: &[Contender]) -> Option<Instant> {
+        self.predecessor = None;
+        let holder = Predecessor::among(ahead, ask.mode).filter(|_| ask.queue)?;
+        let from = clock::now();
+        let rest = self.members.call(async |mut client| client.lease_time_to_live(holder.lease, None).await).await;
+        let predecessor = Predecessor::new(holder, from, rest.ok().map(|rest| rest.ttl()));
+        Some(self.predecessor.insert(predecessor).next_look(from))
+    }
+
+    /// It is our turn, but the one before us may still be running its command.
+    fn in_mourning(&mut self, place: Place, queue: &Queue, me: &Contender, until: Instant) -> Busy {
+        self.watch_for(vec![Sight::end_of(&me.key)], queue);
+        Busy { holder: None, ahead: Some(0), ask_again: until.min(place.next_keep_alive()) }
+    }
+
+    fn watch_for(&mut self, sights: Vec<Sight>, seen: &Queue) {
+        if self.watch.turn_to(sights, seen) == Turned::Elsewhere {
+            self.members.end_watch();
+        }
+    }
+}
+
+fn in_order() -> GetOptions {
+    GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend)
+}
+
+#[async_trait(?Send)]
+impl Backend for Etcd {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        loop {
+            let (queue, entered) = match self.look_again(ask).await? {
+                Some(queue) => (queue, Entered::Before),
+                None => self.enter(ask).await?,
+            };
+            if queue.beside(ONCE).is_some() {
+                self.withdraw(ask).await?;
+                return Ok(Attempt::AlreadyRan);
+            }
+            let place = self.place.context("nobody takes a place without keeping it in mind")?;
+            let me = queue.find(&self.keys.contender(&ask.name, place.lease));
+            let ahead = &queue.contenders[..me.unwrap_or(queue.contenders.len())];
+            if let Some(text) = other_terms(ask.mode, ahead) {
+                self.withdraw(ask).await?;
+                return Ok(Attempt::OtherTerms(text));
+            }
+            let Some(me) = me.filter(|_| holds(ask.mode, ahead)).map(|at| &queue.contenders[at]) else {
+                return self.busy(ask, place, &queue, ahead).await.map(Attempt::Busy);
+            };
+            if let Some(until) = self.predecessor.as_mut().and_then(|before| before.may_live_until(&queue)) {
+                return Ok(Attempt::Busy(self.in_mourning(place, &queue, me, until)));
+            }
+            let (token, slot) = match ask.mode {
+                Mode::Slots(_) => match self.take_slot(ask, &queue, me).await? {
+                    Some((token, slot)) => (token, Some(slot)),
+                    None => continue,
+                },
+                Mode::Exclusive | Mode::Shared => (me.token(), None),
+            };
+            if slot.is_none() && entered == Entered::Before {
+                self.announcement = Some(announcement(me, &ask.who)?);
+            }
+            self.watch_for(vec![Sight::end_of(&me.key), Sight::of(&self.keys.mark(&ask.name, &me.key))], &queue);
+            let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
+            return Ok(Attempt::Granted(Lease { name, owner, token, slot, term: place.term, descriptors: Vec::new() }));
+        }
+    }
+
+    /// Heals its own connection, with pauses, and never fails: the verbs will tell.
+    async fn changed(&mut self) -> Result<()> {
+        if let Some(announcement) = self.announcement.as_ref() {
+            let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
+            self.announcement.take_if(|_| announced.is_ok());
+        }
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            if self.watch.is_idle() {
+                std::future::pending::<()>().await;
+            }
+            let glimpse = match self.members.stream(&self.watch).await {
+                Ok(stream) => stream.glimpse().await,
+                Err(_) => {
+                    self.members.leave();
+                    Glimpse::Over
+                }
+            };
+            match glimpse {
+                Glimpse::Change(revision) => {
+                    self.watch.seen_until(revision);
+                    return Ok(());
+                }
+                Glimpse::Compacted(revision) => {
+                    self.watch.seen_until(revision);
+                    self.members.end_watch();
+                    return Ok(());
+                }
+                Glimpse::Over => {
+                    self.members.end_watch();
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        self.place = None;
+        self.drop_lease(lease_id(&ask.name, ask.who.owner.as_str())).await
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        let id = lease_id(&lease.name, lease.owner.as_str());
+        let Some(kept) = self.keep_alive(id).await? else {
+            return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
+        };
+        let key = self.keys.contender(&lease.name, id);
+        let look = [TxnOp::get(key.as_str(), None), TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None)];
+        let read = Queue::read(&self.transact(Txn::new().and_then(look)).await?)?;
+        let term = kept.confirmed_by(&read)?;
+        self.watch.seen_until(read.revision);
+        Ok(match (read.contenders.first(), read.beside(0)) {
+            (None, _) => Renewal::Lost("its etcd key was deleted".to_owned()),
+            (Some(key), _) if key.token() != lease.token => {
+                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {}", key.token()))
+            }
+            (_, Some(reason)) => Renewal::Revoked(reason),
+            (Some(_), None) => Renewal::Held(term),
+        })
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        self.let_go(lease, ending).await
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        self.hold_for(name, owner, ttl).await
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        self.state_of(name).await
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        self.page(after).await
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        self.check_up().await
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name)])).await?)?;
+        let is_meant = |one: &&Contender| {
+            let seen = one.holder();
+            seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
+        };
+        let Some(holder) = queue.holders().find(is_meant) else { return Ok(Revoked::NotHeld) };
+        let then = match how {
+            Revoke::Safely { .. } if holder.is_foreign() => {
+                return Ok(Revoked::Impossible(
+                    "its holder is not dlock and would not notice; --now takes it away at once".to_owned(),
+                ));
+            }
+            Revoke::Safely { reason } => {
+                let mark = self.keys.mark(name, &holder.key);
+                vec![TxnOp::put(mark, reason.as_str(), Some(PutOptions::new().with_lease(holder.lease)))]
+            }
+            Revoke::Now => {
+                vec![TxnOp::delete(holder.key.as_slice(), None), self.say_released(name, holder.token())]
+            }
+        };
+        let unless = Compare::create_revision(holder.key.as_slice(), CompareOp::Equal, holder.created);
+        match self.transact(Txn::new().when([unless]).and_then(then)).await {
+            Ok(answer) if !answer.succeeded() => Ok(Revoked::NotHeld),
+            Ok(_) if matches!(how, Revoke::Now) => Ok(Revoked::Freed),
+            Ok(_) => Ok(Revoked::Marked),
+            Err(error) if no_such_lease(&error) => Ok(Revoked::NotHeld),
+            Err(error) => Err(error),
+        }
+    }
+}

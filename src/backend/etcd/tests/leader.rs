@@ -1,0 +1,63 @@
+//! What a change of leaders may not do to us.
+
+use nix::sys::signal::Signal::{SIGCONT, SIGSTOP};
+
+use super::*;
+use crate::lock::LockState;
+
+/// Seen on etcd 3.4.23: a leader that was frozen confirms a renewal when it wakes, before it learns that
+/// it was deposed. Its successor never heard of it and counts from its own first day in office.
+#[tokio::test]
+async fn a_deposed_leader_does_not_make_us_claim_more_than_its_successor_grants() {
+    let server = Server::start(3);
+    let mut members = Vec::new();
+    for member in 0..3 {
+        members.push(server.open_member(member).await);
+    }
+    let first = ask("n");
+    let lease = granted(&mut members[0], &first).await;
+    // It does not happen every time, so this gives it some chances.
+    for _ in 0..3 {
+        let leader = leader(&mut members).await;
+        let other = (leader + 1) % 3;
+        server.signal(leader, SIGSTOP);
+        let enough = crate::clock::now() + Duration::from_secs(5);
+        // Answered by a successor only.
+        answered(&mut members[other], &first).await;
+        crate::clock::sleep_until(enough).await;
+        let wake = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            server.signal(leader, SIGCONT);
+        };
+        let (renewal, ()) = tokio::join!(members[leader].renew(&lease), wake);
+        let holder = answered(&mut members[other], &first).await.holders.into_iter().next();
+        if let Ok(Renewal::Held(term)) = renewal {
+            let claimed = (term.from + term.ttl).remaining();
+            let granted = holder.and_then(|holder| holder.expires_in).unwrap_or_default();
+            assert!(claimed <= granted + Duration::from_secs(1), "claimed {claimed:?}, granted {granted:?}");
+        }
+    }
+}
+
+/// While leaders change, members may refuse to answer.
+async fn answered(member: &mut Etcd, ask: &Ask) -> LockState {
+    let answer = async {
+        loop {
+            if let Ok(state) = member.inspect(&ask.name).await {
+                return state;
+            }
+        }
+    };
+    timeout(LONG, answer).await.expect("an answer from a quorum")
+}
+
+async fn leader(members: &mut [Etcd]) -> usize {
+    loop {
+        for (n, member) in members.iter_mut().enumerate() {
+            let status = member.members.call(async |mut client| client.status().await).await;
+            if status.is_ok_and(|status| status.leader() == status.header().unwrap().member_id()) {
+                return n;
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `holder.OWNER` and `waiter.OWNER`: who is there, in JSON. Whoever wrote a record keeps a flock on it,
+//! so that a reader can tell the living from the dead without touching the lock itself, and across
+//! containers, where a pid means nothing.
+
+use std::fs::{File, TryLockError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use nix::libc;
+use serde::{Deserialize, Serialize};
+
+use super::directory::Paths;
+use crate::clock::{self, Instant};
+use crate::lock::{Holder, Identity, LastRun, Mode, Outcome, OwnerId, Token, Waiter};
+
+/// No record of ours is longer.
+const LONGEST: usize = 64 * 1024;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Holder,
+    Waiter,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    #[serde(flatten)]
+    pub who: Identity,
+    pub mode: Mode,
+    /// Zero for a waiter.
+    pub token: Token,
+    pub slot: Option<u32>,
+    /// When it began to hold, or to wait: milliseconds since the epoch.
+    pub since: u64,
+    pub ttl_ms: u64,
+    /// The lock file it means: a record of a file that was replaced speaks of nothing.
+    pub inode: u64,
+    pub hold: Option<Hold>,
+}
+
+/// Until when a lock stays taken although nobody runs under it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hold {
+    /// On CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot.
+    boot: String,
+    until_boot_ns: Fixed,
+    until_ms: Fixed,
+}
+
+/// A number that is always written with as many digits, so that a record can be changed in its place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+struct Fixed(u64);
+
+impl From<Fixed> for String {
+    fn from(number: Fixed) -> String {
+        format!("{:020}", number.0)
+    }
+}
+
+impl TryFrom<String> for Fixed {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(digits: String) -> Result<Fixed, Self::Error> {
+        digits.parse().map(Fixed)
+    }
+}
+
+/// What a reader makes of a record.
+#[derive(Debug)]
+pub struct Seen {
+    pub record: Record,
+    /// Somebody lives who wrote it.
+    pub alive: bool,
+    path: PathBuf,
+}
+
+impl Record {
+    pub fn write(&self, paths: &Paths, kind: Kind) -> Result<Arc<OwnedFd>> {
+        let json = serde_json::to_vec(self)?;
+        let file = paths.replace(&path(paths, kind, &self.who.owner), &json)?;
+        Ok(Arc::new(file.into()))
+    }
+
+    pub fn remove(&self, paths: &Paths, kind: Kind) {
+        let _ = std::fs::remove_file(path(paths, kind, &self.who.owner));
+    }
+
+    /// Keeps the lock taken until then, whoever of us lives. In its place: the file that the guardian keeps
+    /// locked has to stay the record.
+    pub fn hold(&mut self, file: &impl AsFd, until: Instant) -> Result<()> {
+        let until_ms = Fixed(millis(clock::wall() + until.remaining()));
+        self.hold = Some(Hold { boot: boot_id(), until_boot_ns: Fixed(until.as_nanos()), until_ms });
+        let json = serde_json::to_vec(self)?;
+        let written = nix::sys::uio::pwrite(file, &json, 0).context("cannot write the holder's record")?;
+        ensure!(written == json.len(), "the holder's record was cut off");
+        Ok(())
+    }
+
+    pub fn read_from(file: &impl AsFd) -> Option<Record> {
+        let size = nix::sys::stat::fstat(file.as_fd()).ok()?.st_size;
+        let mut json = vec![0; usize::try_from(size).ok()?.min(LONGEST)];
+        let length = nix::sys::uio::pread(file, &mut json, 0).ok()?;
+        let record: Record = serde_json::from_slice(&json[..length]).ok()?;
+        let who = Identity::from_json(&record.who.to_json())?;
+        Some(Record { who, ..record })
+    }
+
+    /// The record of an owner, open for a change.
+    pub fn find(paths: &Paths, owner: &OwnerId) -> Option<(Record, File)> {
+        let path = path(paths, Kind::Holder, owner);
+        let mut options = File::options();
+        let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
+        let record = Record::read_from(&file).filter(|record| record.who.owner == *owner)?;
+        (record.inode == inode_of(paths)).then_some((record, file))
+    }
+
+    /// How long nobody else may have it although its holder has gone.
+    pub fn held_on_for(&self) -> Option<Duration> {
+        let hold = self.hold.as_ref()?;
+        let left = if hold.boot == boot_id() {
+            Instant::from_nanos(hold.until_boot_ns.0).remaining()
+        } else {
+            Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall())))
+        };
+        Some(left).filter(|left| !left.is_zero())
+    }
+
+    /// What is known of a run whose dlock and guardian are gone without a word.
+    fn as_lost_run(&self) -> LastRun {
+        LastRun {
+            fencing_token: self.token,
+            host: self.who.host.clone(),
+            user: self.who.user.clone(),
+            command: self.who.command.clone(),
+            started_at: since_epoch(self.since),
+            ended_at: None,
+            outcome: Outcome::Lost,
+            exit_code: None,
+            once: None,
+            reason: None,
+        }
+    }
+}
+
+impl Seen {
+    /// Whether it stands in the way of others: alive, or held on to.
+    pub fn counts(&self) -> bool {
+        self.alive || self.record.held_on_for().is_some()
+    }
+
+    /// Takes a dead holder's record away. What it says becomes the last run, if nobody got to tell.
+    pub fn bury(&self, paths: &Paths) -> Result<()> {
+        if let Some(lost) = self.lost_run() {
+            paths.write_last_run(&lost)?;
+        }
+        let _ = std::fs::remove_file(&self.path);
+        Ok(())
+    }
+
+    /// The run that ended without a word, if this is all that is left of one.
+    pub fn lost_run(&self) -> Option<LastRun> {
+        let silent = self.record.hold.is_none() && !self.alive;
+        silent.then(|| self.record.as_lost_run())
+    }
+
+    pub fn into_holder(self) -> Holder {
+        let left = self.record.held_on_for();
+        Holder {
+            fencing_token: Some(self.record.token),
+            acquired_at: Some(since_epoch(self.record.since)),
+            ttl: Some(Duration::from_millis(self.record.ttl_ms)),
+            expires_in: left,
+            slot: self.record.slot,
+            ..Holder::from(self.record.who)
+        }
+    }
+
+    pub fn into_waiter(self) -> Waiter {
+        Waiter { waiting_since: Some(since_epoch(self.record.since)), ..Waiter::from(self.record.who) }
+    }
+}
+
+/// Everybody who speaks of the present lock file, oldest first.
+#[derive(Debug, Default)]
+pub struct Records {
+    pub holders: Vec<Seen>,
+    pub waiters: Vec<Seen>,
+}
+
+impl Records {
+    pub fn read(paths: &Paths) -> Records {
+        let sorted = |kind| {
+            let mut all: Vec<_> = each(paths, kind).collect();
+            all.sort_by_key(|one: &Seen| one.record.since);
+            all
+        };
+        Records { holders: sorted(Kind::Holder), waiters: sorted(Kind::Waiter) }
+    }
+}
+
+/// Everybody of a kind who speaks of the present lock file, in no order, read one by one.
+pub fn each(paths: &Paths, kind: Kind) -> impl Iterator<Item = Seen> {
+    let inode = inode_of(paths);
+    let entries = std::fs::read_dir(&paths.side).into_iter().flatten().flatten();
+    let of_kind = entries.filter(move |entry| entry.file_name().as_bytes().starts_with(prefix(kind).as_bytes()));
+    of_kind.filter_map(|entry| read(&entry.path())).filter(move |seen| seen.record.inode == inode)
+}
+
+fn inode_of(paths: &Paths) -> u64 {
+    std::fs::symlink_metadata(&paths.lock).map_or(0, |meta| meta.ino())
+}
+
+fn read(path: &Path) -> Option<Seen> {
+    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
+    let alive = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+    Some(Seen { record: Record::read_from(&file)?, alive, path: path.to_owned() })
+}
+
+fn prefix(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Holder => "holder.",
+        Kind::Waiter => "waiter.",
+    }
+}
+
+fn path(paths: &Paths, kind: Kind, owner: &OwnerId) -> PathBuf {
+    paths.side.join(format!("{}{owner}", prefix(kind)))
+}
+
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+pub fn millis(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn since_epoch(millis: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(millis)
+}

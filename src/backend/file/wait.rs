@@ -1,0 +1,231 @@
+//! Waiting without asking over and over: for the lock in the kernel's own queue, for a slot and for an
+//! interfering operator through inotify(7).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+use super::directory::Paths;
+use super::record::{self, Kind, Record};
+use super::take::inode;
+use crate::backend::Ask;
+use crate::clock;
+use crate::lock::{Mode, OwnerId, Token};
+
+/// Where the kernel has no watch left for us, we look this often instead.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// A run that is over by then is not watched over.
+const SHORT_RUN: Duration = Duration::from_millis(300);
+
+#[derive(Default)]
+pub struct Waiting {
+    /// Tells `status` that we wait, for as long as we do.
+    record: Option<(Paths, Record, Arc<OwnedFd>)>,
+    blocked: Option<Blocked>,
+    /// What a blocked lock call has brought.
+    locked: Option<File>,
+    /// Our turn to watch the slots: one waiter does, the others wait for its place.
+    turn: Option<File>,
+    slots: BTreeMap<u32, File>,
+    watch: Option<Watch>,
+}
+
+/// A thread in flock(2). It cannot be called back; whatever it brings too late is let go of again.
+struct Blocked {
+    result: oneshot::Receiver<File>,
+    inode: u64,
+}
+
+enum Watch {
+    Events(AsyncFd<Events>),
+    Nothing,
+}
+
+struct Events(Inotify);
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Waiting {
+    /// Registers us and gets in line, unless we are in it.
+    pub fn begin(&mut self, paths: &Paths, ask: &Ask) -> Result<()> {
+        let file = paths.open(&paths.lock)?;
+        let inode = inode(&file)?;
+        if self.record.as_ref().is_none_or(|(_, record, _)| record.inode != inode) {
+            self.register(paths, ask, inode)?;
+        }
+        let slots_are_full = matches!(ask.mode, Mode::Slots(_)) && file.try_lock_shared().is_ok();
+        if slots_are_full {
+            drop(file);
+            return self.watch_slots(paths);
+        }
+        if self.blocked.as_ref().is_none_or(|blocked| blocked.inode != inode) {
+            self.blocked = Some(Blocked::spawn(file, inode, ask.mode == Mode::Exclusive)?);
+        }
+        Ok(())
+    }
+
+    fn register(&mut self, paths: &Paths, ask: &Ask, inode: u64) -> Result<()> {
+        let record = Record {
+            who: ask.who.clone(),
+            mode: ask.mode,
+            token: Token(0),
+            slot: None,
+            since: record::millis(clock::wall()),
+            ttl_ms: u64::try_from(ask.ttl.as_millis()).unwrap_or(u64::MAX),
+            inode,
+            hold: None,
+        };
+        let file = record.write(paths, Kind::Waiter)?;
+        self.record = Some((paths.clone(), record, file));
+        Ok(())
+    }
+
+    fn watch_slots(&mut self, paths: &Paths) -> Result<()> {
+        if self.turn.is_some() {
+            if self.watch.is_none() {
+                // A holder's end closes its slot's file, whichever way it ends.
+                let closed = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CLOSE_NOWRITE;
+                self.watch = Some(Watch::new(&[(&paths.side, closed)]));
+            }
+        } else if self.blocked.is_none() {
+            let turn = paths.open(&paths.turn())?;
+            let inode = inode(&turn)?;
+            self.blocked = Some(Blocked::spawn(turn, inode, true)?);
+        }
+        Ok(())
+    }
+
+    /// A lock file that was locked for us while we waited.
+    pub fn take_locked(&mut self, mode: Mode) -> Option<File> {
+        if let Some(blocked) = &mut self.blocked
+            && let Ok(file) = blocked.result.try_recv()
+        {
+            self.locked = Some(file);
+            self.blocked = None;
+        }
+        let file = self.locked.take()?;
+        if matches!(mode, Mode::Slots(_)) && self.turn.is_none() && self.is_turn(&file) {
+            self.turn = Some(file);
+            return None;
+        }
+        Some(file)
+    }
+
+    fn is_turn(&self, file: &File) -> bool {
+        self.record.as_ref().is_some_and(|(paths, ..)| super::same_file(file, &paths.turn()).unwrap_or(false))
+    }
+
+    /// Slot files stay open while we wait: closing them would wake whoever watches, ourselves included.
+    pub fn slot_file(&mut self, paths: &Paths, n: u32) -> Result<File> {
+        match self.slots.remove(&n) {
+            Some(file) if super::same_file(&file, &paths.slot(n))? => Ok(file),
+            _ => paths.open(&paths.slot(n)),
+        }
+    }
+
+    pub fn keep_slot_file(&mut self, n: u32, file: File) {
+        self.slots.insert(n, file);
+    }
+
+    pub async fn for_release(&mut self) -> Result<()> {
+        if let Some(blocked) = &mut self.blocked {
+            let file = (&mut blocked.result).await.context("the waiting thread ended")?;
+            self.blocked = None;
+            self.locked = Some(file);
+            return Ok(());
+        }
+        match &mut self.watch {
+            Some(watch) => watch.next(|_| true).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// While holding: the lock file is touched, or an operator has left a mark for us.
+    pub async fn for_interference(&mut self, paths: &Paths, owner: &OwnerId) -> Result<()> {
+        let Some(watch) = &mut self.watch else {
+            let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
+            let touched = moved | AddWatchFlags::IN_ATTRIB;
+            let mut watched = vec![(&paths.lock, touched), (&paths.side, moved | AddWatchFlags::IN_MOVED_TO)];
+            let directory = paths.lock.parent().map(ToOwned::to_owned);
+            watched.extend(directory.as_ref().map(|directory| (directory, moved)));
+            // Closing a watch costs the kernel many milliseconds: a short run goes without one.
+            tokio::time::sleep(SHORT_RUN).await;
+            self.watch = Some(Watch::new(&watched));
+            // Whatever came before the watch has to be looked for once.
+            return Ok(());
+        };
+        let mark = format!("revoke.{owner}");
+        watch.next(|name| name.is_none_or(|name| name == mark)).await
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some((paths, record, _)) = &self.record {
+            record.remove(paths, Kind::Waiter);
+        }
+    }
+}
+
+impl Blocked {
+    fn spawn(file: File, inode: u64, exclusive: bool) -> Result<Blocked> {
+        let (give, result) = oneshot::channel();
+        let wait = move || {
+            let locked = if exclusive { file.lock() } else { file.lock_shared() };
+            if locked.is_ok() {
+                let _ = give.send(file);
+            }
+        };
+        std::thread::Builder::new().name("flock".into()).spawn(wait).context("cannot start a thread to wait")?;
+        Ok(Blocked { result, inode })
+    }
+}
+
+impl Watch {
+    fn new(watched: &[(&std::path::PathBuf, AddWatchFlags)]) -> Watch {
+        let events = || -> Option<AsyncFd<Events>> {
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
+            for (path, events) in watched {
+                inotify.add_watch(path.as_path(), *events).ok()?;
+            }
+            // SAFETY: `Events` owns the descriptor and never gives another one out or closes it before it is dropped.
+            #[allow(unsafe_code)]
+            unsafe { AsyncFd::register_with_interest(Events(inotify), Interest::READABLE) }.ok()
+        };
+        events().map_or(Watch::Nothing, Watch::Events)
+    }
+
+    /// Until an event comes whose file name matters.
+    async fn next(&mut self, matters: impl Fn(Option<&str>) -> bool) -> Result<()> {
+        match self {
+            Watch::Nothing => tokio::time::sleep(LOOK_EVERY).await,
+            Watch::Events(fd) => loop {
+                let mut ready = fd.readable().await?;
+                let events = ready.get_inner().0.read_events().unwrap_or_default();
+                ready.clear_ready();
+                if events.iter().any(|event| matters(event.name.as_ref().and_then(|name| name.to_str()))) {
+                    return Ok(());
+                }
+            },
+        }
+        Ok(())
+    }
+}

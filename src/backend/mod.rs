@@ -1,0 +1,305 @@
+//! What dlock asks of a lock service, and the only place that knows how many kinds there are.
+//!
+//! A backend speaks its protocol and nothing else: it knows no child process, signal, terminal, retry
+//! policy or exit code. Rules every backend keeps:
+//!
+//! * A verb may be dropped at any `await` because its caller's patience ended. Whatever was in flight
+//!   may then still be applied; the next verb works on a fresh connection and repeats safely.
+//! * `Err` means *we do not know*. What the server says for certain (busy, lost, revoked) is a value.
+//! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
+
+mod address;
+mod etcd;
+mod file;
+mod postgres;
+mod redis;
+mod redlock;
+#[cfg(test)]
+pub mod scripted;
+mod tls;
+mod zookeeper;
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use async_trait::async_trait;
+use serde::Serialize;
+
+use crate::clock::Instant;
+use crate::config::nearest;
+use crate::exit::Fault;
+use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Term, Token};
+pub use address::{Address, COMMON, Host};
+pub use file::default_address as file_default_address;
+
+/// What a contender wants.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub name: LockName,
+    pub who: Identity,
+    pub mode: Mode,
+    pub ttl: Duration,
+    /// Whether to take a place in the queue if the lock is busy, or to leave no trace.
+    pub queue: bool,
+    /// Be told [`Attempt::AlreadyRan`] instead of being granted the lock if a successful run with this
+    /// key is on record.
+    pub once: Option<String>,
+}
+
+#[derive(Debug)]
+pub enum Attempt {
+    Granted(Lease),
+    Busy(Busy),
+    /// Someone uses the lock with another number of slots; the text says who and how.
+    OtherTerms(String),
+    /// The `once` key is on record already.
+    AlreadyRan,
+}
+
+#[derive(Clone, Debug)]
+pub struct Busy {
+    /// Who is in the way, if known.
+    pub holder: Option<Holder>,
+    /// How many are served before us; `None` where the backend keeps no order.
+    pub ahead: Option<usize>,
+    /// Ask again by then even if nothing seems to change: our place must be kept alive, or the holder's
+    /// lease ends.
+    pub ask_again: Instant,
+}
+
+/// A lock that is ours.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub name: LockName,
+    pub owner: OwnerId,
+    pub token: Token,
+    /// Which of the slots, for [`Mode::Slots`].
+    pub slot: Option<u32>,
+    pub term: Term,
+    /// Descriptors that keep the lock held, for whoever has to outlive us; empty for remote backends.
+    pub descriptors: Vec<Arc<OwnedFd>>,
+}
+
+#[derive(Debug)]
+pub enum Renewal {
+    Held(Term),
+    /// The server says that the lock is not ours; the text says how it knows.
+    Lost(String),
+    /// An operator wants it back; still ours until the term ends. The text is the operator's reason.
+    Revoked(String),
+}
+
+/// How a lease is given back.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// `None` if there was no run: the lock is only to be held on to.
+    pub last_run: Option<LastRun>,
+    /// Keep others out until then, without us.
+    pub hold_until: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Released {
+    Done,
+    /// It was not ours any more; nothing was changed.
+    NotOurs,
+}
+
+/// What became of a hold whose end was to be moved.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reheld {
+    Done,
+    /// It has ended, or was never this owner's.
+    NotOurs,
+    /// An operator wants the lock back; the hold ends when it was going to.
+    Revoked(String),
+    /// A `dlock run` of this owner keeps the lock alive by itself.
+    Running,
+}
+
+/// How an operator takes a lock away.
+#[derive(Clone, Debug)]
+pub enum Revoke {
+    /// Mark it; the holder lets go, or its lease runs out.
+    Safely { reason: String },
+    /// Free it on the spot, whatever its holder is doing.
+    Now,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Revoked {
+    Marked,
+    Freed,
+    /// The holder that was looked at does not hold it any more.
+    NotHeld,
+    /// It cannot be done with this holder; the text says why and what can.
+    Impossible(String),
+}
+
+/// A part of all locks of a backend, so that a long list needs little memory.
+#[derive(Debug, Default)]
+pub struct Page {
+    pub locks: Vec<LockState>,
+    /// Hand this in to get the next page; `None` after the last.
+    pub next: Option<String>,
+}
+
+/// One thing that `dlock doctor` found out about a backend.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// A short stable name: `redis-eviction`, `etcd-version`.
+    pub check: &'static str,
+    pub verdict: Verdict,
+    /// What is: "maxmemory-policy is allkeys-lru".
+    pub what: String,
+    /// Why it matters for the promise; empty if it is fine.
+    pub why: String,
+    /// What to do; empty if it is fine.
+    pub advice: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    Fine,
+    /// It works, but the promise has a hole.
+    Weak,
+    /// It does not work.
+    Broken,
+}
+
+impl Finding {
+    pub fn fine(check: &'static str, what: impl Into<String>) -> Finding {
+        Finding { check, verdict: Verdict::Fine, what: what.into(), why: String::new(), advice: String::new() }
+    }
+
+    pub fn weak(
+        check: &'static str,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Finding {
+        Finding { check, verdict: Verdict::Weak, what: what.into(), why: why.into(), advice: advice.into() }
+    }
+}
+
+/// What a backend says about itself.
+#[derive(Clone, Debug, Default)]
+pub struct Checkup {
+    pub findings: Vec<Finding>,
+    /// The server's date minus ours, in microseconds, give or take half a round trip; where it can be asked.
+    pub clock_offset_us: Option<i64>,
+}
+
+#[async_trait(?Send)]
+pub trait Backend {
+    /// Takes the lock, or our place in the queue. Idempotent under the same owner: asking again after
+    /// an unknown outcome finds what was granted, and keeps our place.
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt>;
+
+    /// Returns when it is worth asking (while waiting) or renewing (while holding) again: a hint, which
+    /// may come early or, if the server cannot notify, never.
+    async fn changed(&mut self) -> Result<()>;
+
+    /// Gives up our place in the queue, and the lock itself should an unanswered request have got it.
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()>;
+
+    /// Extends the lease.
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal>;
+
+    /// Lets go of the lock if it is still ours, and records how the run ended: one atomic step.
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released>;
+
+    /// Moves the end of what a release with `hold_until` has left behind, for its owner, from any process:
+    /// to `ttl` from now or, with zero, to now.
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld>;
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState>;
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page>;
+
+    /// For `dlock doctor`: every setting and state of the server that bears on the promise. That a lock can
+    /// be taken, renewed and released is tried by the doctor itself.
+    async fn examine(&mut self) -> Result<Checkup>;
+
+    /// Takes the lock away from exactly the holder that was looked at.
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked>;
+}
+
+/// How long a backend may wait inside a verb; its callers keep their own time as well.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the first answer.
+    pub connect: Duration,
+    /// For every later request.
+    pub attempt: Duration,
+}
+
+/// Keeps the descriptors of a lease locked for as long as what is held on to is wanted. Runs in the guardian,
+/// when dlock has gone.
+pub fn linger(descriptors: &[OwnedFd]) {
+    file::linger(descriptors);
+}
+
+/// No client library is trusted to give up by itself: every verb is called through this.
+pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(patience, verb).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let patience = humantime::format_duration(patience);
+            Err(Fault::Unreachable.because(format_args!("no answer within {patience}")))
+        }
+    }
+}
+
+/// What an administrator can create beforehand, where locks live in a schema.
+pub fn schema(address: &Address) -> Result<String> {
+    match address.scheme() {
+        "postgres" | "postgresql" => postgres::schema(address),
+        other => Err(Fault::Usage.because(format_args!("{other}:// has no schema; --backend postgres://… has"))),
+    }
+}
+
+/// Every scheme there is, and the parameters that its URLs take beside the [`COMMON`] ones.
+pub const SCHEMES: &[(&str, &[&str])] = &[
+    ("file", &[]),
+    ("redis", redis::PARAMETERS),
+    ("rediss", redis::PARAMETERS),
+    ("redis+unix", redis::PARAMETERS),
+    ("redis+sentinel", redis::PARAMETERS),
+    ("rediss+sentinel", redis::PARAMETERS),
+    ("redis+cluster", redis::PARAMETERS),
+    ("rediss+cluster", redis::PARAMETERS),
+    ("redlock", &[]),
+    ("redlocks", &[]),
+    ("etcd", &[]),
+    ("etcds", &[]),
+    ("zookeeper", zookeeper::PARAMETERS),
+    ("zk", zookeeper::PARAMETERS),
+    ("zookeepers", zookeeper::PARAMETERS),
+    ("postgres", postgres::PARAMETERS),
+    ("postgresql", postgres::PARAMETERS),
+];
+
+/// Opens what an address names. Nothing is sent yet: the first verb connects.
+pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
+    let scheme = address.scheme();
+    let Some((_, parameters)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+        let near = nearest(scheme, SCHEMES.iter().map(|(known, _)| *known));
+        return Err(
+            Fault::Config.because(format_args!("no backend has the scheme {scheme}://; did you mean {near}://?"))
+        );
+    };
+    address.expect_params(parameters)?;
+    Ok(match scheme {
+        "file" => Box::new(file::FileBackend::open(address)?),
+        "etcd" | "etcds" => Box::new(etcd::Etcd::open(address, patience)?),
+        "redlock" | "redlocks" => Box::new(redlock::Redlock::open(address, patience)?),
+        "postgres" | "postgresql" => Box::new(postgres::Postgres::open(address, patience)?),
+        "zookeeper" | "zookeepers" | "zk" => Box::new(zookeeper::ZooKeeper::open(address, patience)?),
+        _ => Box::new(redis::Redis::open(address, patience)?),
+    })
+}

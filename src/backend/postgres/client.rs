@@ -1,0 +1,130 @@
+//! Calls of the schema's functions: one at a time, over one connection that is made when it is needed and
+//! dropped whenever it is in doubt. How long a call may take is its caller's affair.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio_postgres::Row;
+
+use super::schema;
+use super::session::{Parameters, Session, explain, is_crowded, is_missing, is_worth_repeating};
+use super::settings::Settings;
+use crate::backend::{Address, Patience};
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
+
+/// How long to step back when the server has no connection left.
+const CROWDED: Duration = Duration::from_millis(100);
+
+pub struct Client {
+    settings: Settings,
+    patience: Patience,
+    /// Where others tell us that it is worth asking again.
+    channel: String,
+    /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
+    /// half-way takes the connection with it.
+    session: Option<Session>,
+}
+
+/// Rows, and an instant at which the request had not been written yet.
+pub struct Answer {
+    pub from: Instant,
+    pub rows: Vec<Row>,
+}
+
+impl Client {
+    pub fn new(address: &Address, patience: Patience) -> Result<Client> {
+        let settings = Settings::of(address)?;
+        let mut random = [0u8; 8];
+        getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
+        let channel = format!("{}_{:016x}", settings.schema, u64::from_be_bytes(random));
+        Ok(Client { settings, patience, channel, session: None })
+    }
+
+    /// Where a contender wants to be woken, if it can be.
+    pub fn channel(&self) -> Option<String> {
+        self.settings.listen.then(|| self.channel.clone())
+    }
+
+    /// Calls what may not be there: `None` if it is not.
+    pub async fn call(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.attempt(None, sql, with).await
+    }
+
+    /// The same, and hears of later changes from then on.
+    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.attempt(self.channel(), sql, with).await
+    }
+
+    /// Makes the schema.
+    pub async fn install(&mut self) -> Result<()> {
+        let session = self.connected().await?;
+        schema::install(&session, &self.settings.schema).await?;
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// Returns when there is something new; never, without a connection.
+    pub async fn news(&self) {
+        match &self.session {
+            Some(session) => session.news().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub fn disconnect(&mut self) {
+        self.session = None;
+    }
+
+    /// In `sql`, `dlock.` stands for the schema, whatever it is called.
+    async fn attempt(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
+        match self.ask(listen.as_deref(), &sql, with).await {
+            Err(error) if is_missing(&error) => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    async fn ask(&mut self, listen: Option<&str>, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+        loop {
+            let mut session = self.connected().await?;
+            let unconfirmed = session.unconfirmed();
+            let from = clock::now();
+            let answer = match listen {
+                Some(channel) => session.query_listening(channel, sql, with).await,
+                None => session.query(sql, with).await,
+            };
+            match answer {
+                Ok(_) if session.unconfirmed() != unconfirmed => {
+                    return Err(Fault::Unreachable.because("the standby has not confirmed what the primary has done"));
+                }
+                Ok(rows) => {
+                    self.session = Some(session);
+                    return Ok(Answer { from, rows });
+                }
+                Err(error) if is_worth_repeating(&error) => self.session = Some(session),
+                Err(error) => return Err(explain(error)),
+            }
+        }
+    }
+
+    async fn connected(&mut self) -> Result<Session> {
+        if let Some(session) = self.session.take().filter(|session| !session.is_closed()) {
+            return Ok(session);
+        }
+        // Many that begin in the same second may all want a connection, and few need it for long.
+        let patient_until = clock::now() + self.patience.connect / 2;
+        loop {
+            match Session::open(&self.settings.servers).await {
+                Err(error) if is_crowded(&error) && !patient_until.has_passed() => tokio::time::sleep(CROWDED).await,
+                opened => return opened,
+            }
+        }
+    }
+}
+
+impl Answer {
+    pub fn row(&self) -> Result<&Row> {
+        self.rows.first().context("the server answered nothing")
+    }
+}

@@ -1,0 +1,95 @@
+//! What `dlock doctor` should know about a server: whatever could undo a grant, or keep us from renewing.
+
+use std::time::UNIX_EPOCH;
+
+use anyhow::{Context, Result};
+
+use super::client::Client;
+use crate::backend::{Checkup, Finding};
+use crate::clock;
+
+/// What a role without further privileges can ask.
+const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), current_setting('fsync') = 'on',
+    current_setting('full_page_writes') = 'on', (SELECT count(*) FROM pg_stat_replication),
+    current_setting('synchronous_standby_names') <> '',
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+    current_setting('max_connections')::int8 - current_setting('superuser_reserved_connections')::int8,
+    inet_client_addr() IS NULL OR inet_client_addr() << '127.0.0.0/8' OR inet_client_addr() = '::1'
+        OR (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
+    (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+pub async fn examine(client: &mut Client) -> Result<Checkup> {
+    let before = micros();
+    let answer = client.call(SQL, &[]).await?.context("the schema is gone again")?;
+    let ours = i64::midpoint(before, micros());
+    let row = answer.row()?;
+    let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
+    let findings = vec![
+        Finding::fine("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
+        durability(row.try_get(2)?, row.try_get(3)?),
+        standbys(row.try_get(4)?, row.try_get(5)?),
+        connections(row.try_get(6)?, row.try_get(7)?),
+        privacy(row.try_get(8)?),
+    ];
+    Ok(Checkup { findings, clock_offset_us: Some(row.try_get::<_, i64>(9)? - ours) })
+}
+
+fn micros() -> i64 {
+    clock::wall().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+}
+
+fn durability(fsync: bool, full_page_writes: bool) -> Finding {
+    const CHECK: &str = "postgres-durability";
+    let off = match (fsync, full_page_writes) {
+        (true, true) => return Finding::fine(CHECK, "a commit survives a crash of the machine"),
+        (false, _) => "fsync is off",
+        (true, false) => "full_page_writes is off",
+    };
+    Finding::weak(
+        CHECK,
+        off,
+        "a crash of the machine can undo a grant, and let a second holder in",
+        "turn it on in postgresql.conf",
+    )
+}
+
+fn standbys(count: i64, synchronous: bool) -> Finding {
+    const CHECK: &str = "postgres-standby";
+    match (count, synchronous) {
+        (0, false) => Finding::fine(CHECK, "there is no standby"),
+        (_, true) => Finding::fine(CHECK, "a commit waits for a synchronous standby"),
+        (count, false) => Finding::weak(
+            CHECK,
+            format!("{count} standby(s), all of them asynchronous"),
+            "a failover forgets the last grants, and lets a second holder in",
+            "name one in synchronous_standby_names",
+        ),
+    }
+}
+
+fn connections(used: i64, usable: i64) -> Finding {
+    const CHECK: &str = "postgres-connections";
+    let what = format!("{used} of {usable} connections are in use");
+    if used * 10 < usable * 9 {
+        return Finding::fine(CHECK, what);
+    }
+    Finding::weak(
+        CHECK,
+        what,
+        "a holder whose connection breaks cannot renew without another",
+        "raise max_connections, or use a pooler",
+    )
+}
+
+fn privacy(private: bool) -> Finding {
+    const CHECK: &str = "postgres-tls";
+    if private {
+        return Finding::fine(CHECK, "the connection is encrypted, or does not leave this machine");
+    }
+    Finding::weak(
+        CHECK,
+        "the connection is not encrypted",
+        "whoever is on its way can take the lock away, or let a second holder in",
+        "use sslmode=verify-full",
+    )
+}

@@ -1,0 +1,277 @@
+//! PostgreSQL: lease rows on the database's own clock, for those whose only shared service is their
+//! database.
+//!
+//! The protocol is the functions in schema `dlock` (`prefix` gives it another name): `tables.sql` and
+//! `protocol.sql` define and document them, SQL clients use the same ones, and every verb here is one
+//! call of one of them, in one round trip and one transaction. So this file knows no queue and no rule
+//! about who may hold: it asks, with the owner as the key, and repeats safely.
+//!
+//! The token is a column of the lock's row, which is never deleted: at every grant it becomes one more, or
+//! the microseconds since the epoch if that is more still, so that it grows even over a restored backup.
+//!
+//! A lease is as good as the server's clock: a step forward ends it early. A restart or a failover does
+//! not: leases from before are counted anew. What a failover to an *asynchronous* standby forgets is gone.
+
+mod client;
+mod examine;
+mod schema;
+mod session;
+mod settings;
+mod status;
+mod tls;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use async_trait::async_trait;
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::{
+    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
+    Revoked,
+};
+use crate::clock;
+use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, Term, Token};
+use client::{Answer, Client};
+use session::Parameters;
+pub use settings::PARAMETERS;
+use status::{Contender, Status};
+
+/// What a place in the queue is worth unless asked again; protocol.sql has the same number.
+const PLACE: Duration = Duration::from_secs(10);
+/// How often the first waiter asks, should notifications not get through. Those behind it ask less often.
+const RECHECK: Duration = Duration::from_millis(500);
+const LOCKS_PER_PAGE: i64 = 100;
+
+pub struct Postgres {
+    client: Client,
+    /// As far as we know we have a place in the queue.
+    queued: bool,
+}
+
+impl Postgres {
+    pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
+        Ok(Postgres { client: Client::new(address, patience)?, queued: false })
+    }
+}
+
+/// The SQL that makes the schema, for an administrator.
+pub fn schema(address: &Address) -> Result<String> {
+    Ok(schema::script(&settings::Settings::of(address)?.schema))
+}
+
+/// JSON in plain ASCII, which a database of any encoding can keep.
+fn ascii(json: &str) -> String {
+    let mut ascii = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            c if c.is_ascii() => ascii.push(c),
+            c => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| ascii.push_str(&format!("\\u{unit:04x}"))),
+        }
+    }
+    ascii
+}
+
+fn number(token: Token) -> Result<i64> {
+    i64::try_from(token.0).context("the token is not one of PostgreSQL's")
+}
+
+#[async_trait(?Send)]
+impl Backend for Postgres {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        const SQL: &str = "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room
+            FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)";
+        let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
+        let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
+        let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
+        let with: &Parameters<'_> = &[
+            (&name, Type::TEXT),
+            (&owner, Type::TEXT),
+            (&ttl, Type::FLOAT8),
+            (&mode, Type::TEXT),
+            (&slots, Type::INT4),
+            (&ask.queue, Type::BOOL),
+            (&ask.once, Type::TEXT),
+            (&who, Type::TEXT),
+            (&wake, Type::TEXT),
+            (&self.queued, Type::BOOL),
+        ];
+        let answer = match self.client.call_listening(SQL, with).await? {
+            Some(answer) => answer,
+            None => {
+                self.client.install().await?;
+                self.client.call_listening(SQL, with).await?.context("the schema is gone again")?
+            }
+        };
+        let attempt = outcome(ask, &answer)?;
+        self.queued = ask.queue && matches!(attempt, Attempt::Busy(_));
+        // Those far behind keep no connection between two questions, so that there is one left for others.
+        let room = usize::try_from(answer.row()?.try_get::<_, i32>(6)?)?;
+        if let Attempt::Busy(Busy { ahead: Some(ahead), .. }) = attempt
+            && ahead >= room
+        {
+            self.client.disconnect();
+        }
+        Ok(attempt)
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        self.client.news().await;
+        Ok(())
+    }
+
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        let (name, owner) = (ask.name.as_str(), ask.who.owner.as_str());
+        self.client.call("SELECT dlock.withdraw($1, $2)", &[(&name, Type::TEXT), (&owner, Type::TEXT)]).await?;
+        Ok(())
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5)";
+        let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
+        let (ttl, wake) = (lease.term.ttl.as_secs_f64(), self.client.channel());
+        let with: &Parameters<'_> = &[
+            (&name, Type::TEXT),
+            (&owner, Type::TEXT),
+            (&token, Type::INT8),
+            (&ttl, Type::FLOAT8),
+            (&wake, Type::TEXT),
+        ];
+        let Some(answer) = self.client.call_listening(SQL, with).await? else {
+            return Ok(Renewal::Lost("the lock's schema is gone".to_owned()));
+        };
+        let (from, row) = (answer.from, answer.row()?);
+        let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
+        Ok(match row.try_get(0)? {
+            "held" => Renewal::Held(Term { from, ..lease.term }),
+            "revoked" => Renewal::Revoked(reason),
+            "lost" => Renewal::Lost(reason),
+            other => bail!("dlock.renew says {other:?}"),
+        })
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, make_interval(secs => $6))";
+        let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
+        let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
+        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
+        let keep = ending.hold_until.map_or(0.0, |until| until.remaining().as_secs_f64());
+        let with: &Parameters<'_> = &[
+            (&name, Type::TEXT),
+            (&owner, Type::TEXT),
+            (&token, Type::INT8),
+            (&last_run, Type::TEXT),
+            (&once, Type::TEXT),
+            (&keep, Type::FLOAT8),
+        ];
+        let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Released::NotOurs) };
+        let ours: bool = answer.row()?.try_get(0)?;
+        Ok(if ours { Released::Done } else { Released::NotOurs })
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, make_interval(secs => $3))";
+        let (name, owner, ttl) = (name.as_str(), owner.as_str(), ttl.as_secs_f64());
+        let with: &Parameters<'_> = &[(&name, Type::TEXT), (&owner, Type::TEXT), (&ttl, Type::FLOAT8)];
+        let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Reheld::NotOurs) };
+        let row = answer.row()?;
+        Ok(match row.try_get(0)? {
+            "done" => Reheld::Done,
+            "not ours" => Reheld::NotOurs,
+            "revoked" => Reheld::Revoked(row.try_get(1)?),
+            "running" => Reheld::Running,
+            other => bail!("dlock.rehold says {other:?}"),
+        })
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        let never_used = LockState::free(name.clone(), "postgres");
+        let answer = self.client.call("SELECT dlock.status($1)::text", &[(&name.as_str(), Type::TEXT)]).await?;
+        let Some(answer) = answer else { return Ok(never_used) };
+        match answer.row()?.try_get(0)? {
+            Some(status) => Status::parse(status)?.into_state(),
+            None => Ok(never_used),
+        }
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        const SQL: &str = "SELECT dlock.status(l.name)::text FROM dlock.locks l
+            WHERE l.name > coalesce($1, '') COLLATE \"C\" ORDER BY l.name LIMIT $2";
+        let with: &Parameters<'_> = &[(&after, Type::TEXT), (&LOCKS_PER_PAGE, Type::INT8)];
+        let Some(Answer { rows, .. }) = self.client.call(SQL, with).await? else { return Ok(Page::default()) };
+        let read = |row: &Row| Status::parse(row.try_get(0)?)?.into_state();
+        let locks = rows.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let full = i64::try_from(rows.len())? == LOCKS_PER_PAGE;
+        let next = locks.last().filter(|_| full).map(|last| last.name.to_string());
+        Ok(Page { locks, next })
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        examine::examine(&mut self.client).await
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
+            return Ok(Revoked::NotHeld);
+        };
+        let reason = match how {
+            Revoke::Safely { reason } => Some(reason.as_str()),
+            Revoke::Now => None,
+        };
+        let token = number(token)?;
+        let with: &Parameters<'_> =
+            &[(&name.as_str(), Type::TEXT), (&owner, Type::TEXT), (&token, Type::INT8), (&reason, Type::TEXT)];
+        let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4)", with).await?;
+        let Some(answer) = answer else { return Ok(Revoked::NotHeld) };
+        Ok(match answer.row()?.try_get(0)? {
+            "marked" => Revoked::Marked,
+            "freed" => Revoked::Freed,
+            "not held" => Revoked::NotHeld,
+            other => bail!("dlock.revoke says {other:?}"),
+        })
+    }
+}
+
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slots(_) => "slots",
+    }
+}
+
+/// What `dlock.acquire` says.
+fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
+    let row = answer.row()?;
+    let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
+    Ok(match row.try_get(0)? {
+        "granted" => Attempt::Granted(Lease {
+            name: ask.name.clone(),
+            owner: ask.who.owner.clone(),
+            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
+            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
+            term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
+            descriptors: Vec::new(),
+        }),
+        "busy" => {
+            let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
+            let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
+            Attempt::Busy(Busy {
+                holder: holder.map(|holder| holder.to_holder()),
+                ahead: Some(ahead),
+                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end),
+            })
+        }
+        "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
+        "already ran" => Attempt::AlreadyRan,
+        other => bail!("dlock.acquire says {other:?}"),
+    })
+}
+
+/// When a waiter asks again unasked: in time to keep its place, when the first lease before it ends,
+/// and now and then in case a notification got lost.
+fn until_next_question(ttl: Duration, ahead: usize, next_end: Duration) -> Duration {
+    let behind = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
+    RECHECK.saturating_mul(behind).min(ttl.min(PLACE) / 3).min(next_end + Duration::from_millis(1))
+}

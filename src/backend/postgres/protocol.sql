@@ -1,0 +1,310 @@
+-- The functions that are the whole protocol; tables.sql says how to use them.
+
+-- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew,
+-- since `expires` is on the clock of a server that is gone; dlock.acquire makes that so.
+CREATE FUNCTION dlock.describe(c dlock.contenders) RETURNS json STABLE LANGUAGE sql AS $$
+    SELECT json_build_object(
+        'owner', c.owner,
+        'who', c.who,
+        'mode', c.mode,
+        'slots', c.slots,
+        'fencing_token', c.token,
+        'slot', c.slot,
+        'since', to_char(c.since AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
+        'ttl_ms', (extract(epoch FROM c.ttl) * 1000)::bigint,
+        'expires_in_ms', (extract(epoch FROM
+            CASE WHEN c.server = pg_postmaster_start_time() THEN c.expires - clock_timestamp() ELSE c.ttl END
+        ) * 1000)::bigint,
+        'revoked', c.revoked)
+$$;
+
+-- Extends the place of one that waits for the lock alone, without having the lock's row to itself: as long as somebody
+-- lives who is before it, that changes nothing about who holds the lock. Otherwise holder is null.
+CREATE FUNCTION dlock.keep_place(
+    name text, owner text, wake text, OUT ahead bigint, OUT next_end interval, OUT holder json
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    here constant timestamptz := pg_postmaster_start_time();
+    at constant timestamptz := clock_timestamp();
+    place bigint;
+BEGIN
+    UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
+    WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
+      AND c.server = here AND c.expires > at
+    RETURNING c.ticket INTO place;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT count(*) FILTER (WHERE c.token IS NULL), min(c.expires) - at INTO ahead, next_end
+    FROM dlock.contenders c
+    WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
+      AND (c.token IS NOT NULL OR c.ticket < place);
+    SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
+    WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
+      AND (c.token IS NOT NULL OR c.ticket < place)
+    ORDER BY c.token IS NULL, c.ticket LIMIT 1;
+END $$;
+
+-- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
+-- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other terms' if the
+-- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
+-- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
+-- thousand that do so do not wait for each other.
+CREATE FUNCTION dlock.acquire(
+    name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
+    queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
+    again boolean DEFAULT false,
+    OUT outcome text, OUT token bigint, OUT slot int,
+    OUT ahead bigint,        -- waiters before us
+    OUT next_end interval,   -- until the first lease before us ends
+    OUT holder json,         -- one that is in the way
+    OUT room int             -- so many waiters may stay connected
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+DECLARE
+    here constant timestamptz := pg_postmaster_start_time();
+    at timestamptz;
+    self dlock.contenders;
+    contended boolean;
+    before bigint := 0;
+    all_shared boolean;
+    same_terms boolean;
+    setting text := dlock.durably();
+BEGIN
+    -- Step by step as needed: what a session does for the first time has to be planned, which takes longer than to
+    -- do it, and most sessions ask once.
+    setting := set_config('dlock.inside', 'on', true);
+    room := current_setting('max_connections')::int * 2 / 3;
+    IF again AND queue AND mode = 'exclusive' AND once IS NULL THEN
+        SELECT * INTO ahead, next_end, holder FROM dlock.keep_place(name, owner, wake);
+        IF holder IS NOT NULL THEN
+            setting := set_config('synchronous_commit', 'off', true);
+            outcome := 'busy';
+            RETURN;
+        END IF;
+    END IF;
+    UPDATE dlock.locks l SET token = l.token WHERE l.name = acquire.name;
+    IF NOT FOUND THEN
+        INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
+        PERFORM dlock.enter(name);
+    END IF;
+    at := clock_timestamp();
+    contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name);
+    IF contended THEN
+        SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+    END IF;
+
+    IF self.token IS NOT NULL THEN -- granted before; the answer was lost
+        UPDATE dlock.contenders c
+        SET ttl = acquire.ttl, expires = at + acquire.ttl, server = here, kept = false,
+            wake = acquire.wake, session = pg_backend_pid()
+        WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        outcome := 'granted';
+        token := self.token;
+        slot := self.slot;
+        RETURN;
+    END IF;
+    IF once IS NOT NULL AND EXISTS (
+        SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once
+    ) THEN
+        DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        outcome := 'already ran';
+        RETURN;
+    END IF;
+
+    IF contended THEN
+        UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.server <> here;
+        DELETE FROM dlock.contenders c
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.expires <= at;
+
+        SELECT count(*), count(*) FILTER (WHERE c.token IS NULL), coalesce(bool_and(c.mode = 'shared'), true),
+               coalesce(bool_and(c.slots = acquire.slots), true), min(c.expires) - at
+        INTO before, ahead, all_shared, same_terms, next_end
+        FROM dlock.contenders c
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner
+          AND (c.token IS NOT NULL OR self.ticket IS NULL OR c.ticket < self.ticket);
+    END IF;
+
+    outcome := CASE
+        WHEN NOT same_terms THEN 'other terms'
+        WHEN before = 0 OR (mode = 'shared' AND all_shared) OR (mode = 'slots' AND before < slots) THEN 'granted'
+        ELSE 'busy'
+    END;
+    IF outcome = 'granted' THEN
+        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint)
+        WHERE l.name = acquire.name RETURNING l.token INTO token;
+        IF mode = 'slots' THEN
+            SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
+            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
+        END IF;
+    ELSE
+        SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner
+        ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
+    END IF;
+    IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
+        INSERT INTO dlock.contenders AS c
+            (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
+        SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot,
+               at, lease, at + lease, here, acquire.who, acquire.wake, pg_backend_pid()
+        FROM (SELECT CASE outcome WHEN 'granted' THEN acquire.ttl ELSE least(acquire.ttl, '10 s') END) AS l (lease)
+        ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
+        SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
+            since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
+            server = excluded.server, wake = excluded.wake, session = excluded.session;
+    END IF;
+    IF outcome = 'granted' AND mode <> 'exclusive' THEN
+        PERFORM dlock.wake_first(acquire.name);
+    END IF;
+END $$;
+
+-- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
+-- until it ends, and not extended).
+CREATE FUNCTION dlock.renew(
+    name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
+    OUT outcome text, OUT reason text
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+DECLARE
+    self dlock.contenders;
+    setting text := dlock.durably();
+BEGIN
+    setting := set_config('dlock.inside', 'on', true);
+    SELECT * INTO self FROM dlock.contenders c
+    WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
+    IF self.token IS NULL THEN
+        outcome := 'lost';
+        SELECT coalesce('it belongs to ' || max(c.owner), 'nobody holds it') INTO reason
+        FROM dlock.contenders c WHERE c.name = renew.name AND c.token IS NOT NULL AND c.owner <> renew.owner;
+        RETURN;
+    END IF;
+    outcome := CASE WHEN self.revoked IS NULL THEN 'held' ELSE 'revoked' END;
+    reason := self.revoked;
+    IF outcome = 'held' THEN
+        UPDATE dlock.contenders c
+        SET ttl = renew.ttl, expires = clock_timestamp() + renew.ttl, server = pg_postmaster_start_time(),
+            wake = coalesce(renew.wake, c.wake), session = pg_backend_pid()
+        WHERE c.name = renew.name AND c.owner = renew.owner;
+    END IF;
+END $$;
+
+-- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already. Nobody need
+-- wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs out, and the
+-- next grant, whose commit comes behind it, does wait.
+-- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
+CREATE FUNCTION dlock.release(
+    name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
+    keep interval DEFAULT NULL
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+DECLARE
+    last_owner text;
+    last_token bigint;
+    setting text := set_config('dlock.inside', 'on', true);
+BEGIN
+    IF keep > '0' OR once IS NOT NULL THEN
+        setting := dlock.durably();
+    ELSE
+        setting := set_config('synchronous_commit', 'off', true);
+    END IF;
+    UPDATE dlock.locks l SET token = l.token WHERE l.name = release.name
+    RETURNING l.last_owner, l.last_token INTO last_owner, last_token;
+    IF (last_owner, last_token) = (release.owner, release.token) THEN
+        RETURN true;
+    END IF;
+    IF keep > '0' THEN
+        UPDATE dlock.contenders c
+        SET kept = true, wake = NULL, session = pg_backend_pid(),
+            ttl = keep, expires = clock_timestamp() + keep, server = pg_postmaster_start_time()
+        WHERE c.name = release.name AND c.owner = release.owner AND c.token = release.token;
+    ELSE
+        DELETE FROM dlock.contenders c
+        WHERE c.name = release.name AND c.owner = release.owner AND c.token = release.token;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE dlock.locks l
+    SET last_owner = release.owner, last_token = release.token, last_run = coalesce(release.last_run, l.last_run)
+    WHERE l.name = release.name;
+    IF once IS NOT NULL THEN
+        INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN true;
+END $$;
+
+-- Moves the end of what a release keeps to `ttl` from now, or with zero to now ('done'). 'not ours': it has
+-- ended. 'running': it is not kept but held, and renewed. 'revoked': it ends when it was going to.
+CREATE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT outcome text, OUT reason text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+DECLARE
+    here constant timestamptz := pg_postmaster_start_time();
+    self dlock.contenders;
+BEGIN
+    PERFORM dlock.durably(), dlock.enter(name);
+    SELECT * INTO self FROM dlock.contenders c
+    WHERE c.name = rehold.name AND c.owner = rehold.owner AND c.token IS NOT NULL
+      AND (c.expires > clock_timestamp() OR c.server <> here);
+    outcome := CASE
+        WHEN self.token IS NULL THEN 'not ours'
+        WHEN NOT self.kept THEN 'running'
+        WHEN ttl > '0' AND self.revoked IS NOT NULL THEN 'revoked'
+        ELSE 'done'
+    END;
+    reason := self.revoked;
+    IF outcome = 'done' AND ttl > '0' THEN
+        UPDATE dlock.contenders c
+        SET ttl = rehold.ttl, expires = clock_timestamp() + rehold.ttl, server = here, session = pg_backend_pid()
+        WHERE c.name = rehold.name AND c.owner = rehold.owner;
+    ELSIF outcome = 'done' THEN
+        DELETE FROM dlock.contenders c WHERE c.name = rehold.name AND c.owner = rehold.owner;
+    END IF;
+END $$;
+
+-- Gives up the place in the queue, and the lock if it was granted meanwhile.
+CREATE FUNCTION dlock.withdraw(name text, owner text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+BEGIN
+    PERFORM dlock.enter(name);
+    DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
+END $$;
+
+-- Takes the lock away from exactly this holder: marks it for the holder to let go ('marked'), or, with
+-- reason => NULL, frees it on the spot ('freed'). 'not held': too late.
+CREATE FUNCTION dlock.revoke(name text, owner text, token bigint, reason text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+BEGIN
+    PERFORM dlock.enter(name);
+    IF reason IS NULL THEN
+        DELETE FROM dlock.contenders c
+        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token;
+    ELSE
+        UPDATE dlock.contenders c SET revoked = revoke.reason
+        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token;
+    END IF;
+    RETURN CASE WHEN NOT FOUND THEN 'not held' WHEN reason IS NULL THEN 'freed' ELSE 'marked' END;
+END $$;
+
+-- One lock as JSON: its contenders in the order of the queue, and its last run. Null: never used.
+CREATE FUNCTION dlock.status(name text) RETURNS json STABLE LANGUAGE sql AS $$
+    SELECT json_build_object('name', l.name, 'last_run', l.last_run, 'contenders', (
+        SELECT coalesce(json_agg(dlock.describe(c) ORDER BY c.ticket), '[]') FROM dlock.contenders c
+        WHERE c.name = l.name AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())))
+    FROM dlock.locks l WHERE l.name = status.name
+$$;
+
+-- The resource's side of fencing. Called in the transaction that writes, it refuses that write if a newer
+-- token was seen already, and makes writers with different tokens wait for each other's commit.
+CREATE FUNCTION dlock.fence(resource text, token bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    newest bigint;
+BEGIN
+    INSERT INTO dlock.fences AS f VALUES (fence.resource, fence.token)
+    ON CONFLICT ON CONSTRAINT fences_pkey DO UPDATE SET token = greatest(f.token, excluded.token)
+    RETURNING f.token INTO newest;
+    IF fence.token < newest THEN
+        RAISE 'stale fencing token % for %: % was seen already', fence.token, fence.resource, newest
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'The lock was lost, and someone else holds it: stop.';
+    END IF;
+    RETURN newest;
+END $$;

@@ -1,0 +1,113 @@
+-- The locks of dlock in PostgreSQL, version 1: tables, and the functions that are the whole protocol.
+-- Any SQL client may take part, and is then excluded by and excludes every `dlock run`:
+--
+--   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | …
+--   SELECT outcome        FROM dlock.renew('nightly', 'me-1', 42, ttl => '30 s'); -- held | lost | revoked
+--   SELECT dlock.release('nightly', 'me-1', 42);                                  -- true: it was ours
+--   SELECT dlock.fence('accounts', 42);      -- in the transaction that writes: refuses an older token
+--
+-- Call them in autocommit mode, or commit at once: until then everybody else waits for you. A lease
+-- counts from the call: whoever holds one must have stopped by then, so renew early. The owner is any
+-- text that is unique among all contenders; asking again with the same one is safe after a lost answer.
+--
+-- Every step that can change who holds a lock enters its row in dlock.locks first. The clock is
+-- clock_timestamp(), read behind that row lock; now() would be the start of the transaction.
+
+CREATE TABLE dlock.locks (
+    name       text COLLATE "C" PRIMARY KEY
+               CHECK (octet_length(name) BETWEEN 1 AND 200 AND name !~ '[^A-Za-z0-9._:@+/-]|(^|/)[.]{0,2}(/|$)'),
+    token      bigint NOT NULL DEFAULT 0, -- of the latest grant, greater at every grant, whatever its mode
+    last_owner text,                      -- who let go last, and of what: answers a repeated release
+    last_token bigint,
+    last_run   json CHECK (octet_length(last_run::text) < 100000)
+) WITH (fillfactor = 50);
+
+CREATE TABLE dlock.contenders (
+    name    text COLLATE "C" NOT NULL,
+    owner   text NOT NULL CHECK (octet_length(owner) BETWEEN 1 AND 200),
+    ticket  bigint GENERATED ALWAYS AS IDENTITY, -- the order of the queue
+    mode    text NOT NULL CHECK (mode IN ('exclusive', 'shared', 'slots')),
+    slots   int NOT NULL CHECK (slots BETWEEN 1 AND 100000 AND (mode = 'slots') = (slots > 1)),
+    token   bigint,                              -- null: it waits
+    slot    int,
+    since   timestamptz NOT NULL,                -- when it was granted, or began to wait
+    ttl     interval NOT NULL CHECK (ttl > '0'),
+    expires timestamptz NOT NULL,
+    server  timestamptz NOT NULL,                -- whose clock `expires` is on: start of that postmaster
+    revoked text,                                -- why an operator wants it back
+    kept    boolean NOT NULL DEFAULT false,      -- let go already, but kept from others until `expires`
+    who     json CHECK (octet_length(who::text) < 100000),
+    wake    text CHECK (octet_length(wake) BETWEEN 1 AND 63), -- channel to notify of others' changes to this row
+    session int,                                 -- the server process that last spoke for this contender
+    PRIMARY KEY (name, owner)
+) WITH (fillfactor = 50);
+CREATE INDEX contenders_in_order ON dlock.contenders (name, ticket);
+
+CREATE TABLE dlock.successes (
+    name  text COLLATE "C" NOT NULL,
+    key   text NOT NULL,
+    token bigint NOT NULL,
+    PRIMARY KEY (name, key)
+);
+
+CREATE TABLE dlock.fences (
+    resource text PRIMARY KEY,
+    token    bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1';
+
+-- A grant or a renewal that a crash of the server could undo is worth nothing.
+CREATE FUNCTION dlock.durably() RETURNS text LANGUAGE sql AS $$
+    SELECT CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
+                THEN set_config('synchronous_commit', 'on', true) END
+$$;
+
+-- Has a lock's row to ourselves until the end of the transaction. An update, not a mere lock: above READ
+-- COMMITTED, whoever decides by an older picture of the contenders then fails, and asks again.
+CREATE FUNCTION dlock.enter(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('dlock.inside', 'on', true);
+    UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name;
+    RETURN FOUND;
+END $$;
+
+-- Tells the first in the queue that it is worth asking again. It wakes the next itself, if both may hold.
+CREATE FUNCTION dlock.wake_first(name text) RETURNS void LANGUAGE sql AS $$
+    SELECT pg_notify(first.wake, '') FROM (
+        SELECT c.wake, c.session FROM dlock.contenders c
+        WHERE c.name = wake_first.name AND c.token IS NULL AND c.expires > clock_timestamp()
+        ORDER BY c.ticket LIMIT 1
+    ) first WHERE first.wake IS NOT NULL AND first.session <> pg_backend_pid()
+$$;
+
+-- Whoever changes somebody else's row wakes its owner; whoever leaves wakes the queue. Nobody does so by
+-- hand: that could let a second holder in beside the first.
+CREATE FUNCTION dlock.contender_changed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('dlock.inside', true) IS DISTINCT FROM 'on' THEN
+        RAISE 'who holds a lock is changed by dlock.revoke() and the other functions, not by hand';
+    END IF;
+    IF TG_OP = 'DELETE' THEN
+        PERFORM dlock.wake_first(OLD.name);
+    ELSIF NEW.session = pg_backend_pid() THEN
+        RETURN NULL;
+    END IF;
+    IF OLD.wake IS NOT NULL AND OLD.session <> pg_backend_pid() THEN
+        PERFORM pg_notify(OLD.wake, '');
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER contender_changed AFTER INSERT OR UPDATE OR DELETE ON dlock.contenders
+    FOR EACH ROW EXECUTE FUNCTION dlock.contender_changed();
+
+CREATE FUNCTION dlock.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE 'a fencing token in %.% never goes back, and its row never goes', TG_TABLE_SCHEMA, TG_TABLE_NAME;
+END $$;
+CREATE TRIGGER never_go BEFORE DELETE OR TRUNCATE ON dlock.locks EXECUTE FUNCTION dlock.refuse();
+CREATE TRIGGER never_go BEFORE DELETE OR TRUNCATE ON dlock.fences EXECUTE FUNCTION dlock.refuse();
+CREATE TRIGGER never_back BEFORE UPDATE ON dlock.locks FOR EACH ROW
+    WHEN (NEW.token < OLD.token) EXECUTE FUNCTION dlock.refuse();
+CREATE TRIGGER never_back BEFORE UPDATE ON dlock.fences FOR EACH ROW
+    WHEN (NEW.token < OLD.token) EXECUTE FUNCTION dlock.refuse();

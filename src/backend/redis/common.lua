@@ -1,0 +1,138 @@
+-- What all verbs share. Prepended to each of them.
+--
+-- lock     string  the lock itself: its one holder's owner id, or =MODE where several hold it together
+-- holders  zset    owner -> when its lease ends (ms)
+-- held     set     those of the holders that nobody keeps alive: what a release has left behind
+-- queue    zset    owner -> ticket, for those who wait
+-- places   zset    owner -> when it loses its place unless it asks again (ms)
+-- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
+-- counter  string  the last token given out
+-- width    string  the number of slots that holders and waiters agree on
+-- last     string  the last run as JSON
+-- once     set     keys of successful runs
+-- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
+--                  of it, for requests that arrive late or twice: "released", "withdrawn"
+local lock, holders, held, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- For keys that no lock hangs on. Somebody may have put anything there: one of another type says nothing.
+local function ask(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  return not answer.err:find('WRONGTYPE') and redis.call(...)
+end
+
+-- Zero if the counter makes no sense; Lua's numbers are exact up to 2^53.
+local function last_token()
+  local token = tonumber(ask('GET', counter) or '')
+  return token and token >= 0 and token < 9007199254740992 and token or 0
+end
+
+local function together(value)
+  return value and value:sub(1, 1) == '='
+end
+
+local function forget(owner)
+  redis.call('ZREM', holders, owner)
+  redis.call('SREM', held, owner)
+  redis.call('ZREM', queue, owner)
+  redis.call('ZREM', places, owner)
+  redis.call('HDEL', details, owner)
+  redis.call('DEL', notes .. owner)
+end
+
+-- Forgets everybody whose time is over and returns the value of the lock. Only whom the lock names holds
+-- it; but a holder whose lock was deleted or overwritten may still be ending its command, and nobody
+-- else gets the lock before that holder says so or its lease has ended.
+local function settle()
+  local value = redis.call('GET', lock)
+  for _, owner in ipairs(redis.call('ZRANGEBYSCORE', holders, '-inf', now)) do
+    if owner ~= value then forget(owner) end
+  end
+  for _, owner in ipairs(redis.call('ZRANGEBYSCORE', places, '-inf', now)) do
+    forget(owner)
+  end
+  -- A server short of memory may have evicted all places: nobody could be found dead without them.
+  if redis.call('ZCARD', queue) ~= redis.call('ZCARD', places) then
+    for _, owner in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
+      if not redis.call('ZSCORE', places, owner) then forget(owner) end
+    end
+  end
+  return value
+end
+
+local function holds(value, owner)
+  return value == owner or (together(value) and redis.call('ZSCORE', holders, owner) ~= false)
+end
+
+local function bereft(value)
+  return not value and redis.call('ZCARD', holders) > 0
+end
+
+local function detail(owner, n)
+  local text = redis.call('HGET', details, owner)
+  if not text then return nil end
+  for word in text:gmatch('%S+') do
+    n = n - 1
+    if n == 0 then return word end
+  end
+end
+
+local function mode_of(owner)
+  return detail(owner, 1) or 'exclusive'
+end
+
+-- Lets the lease of a holder end ms from now.
+local function lease(value, owner, ms)
+  redis.call('ZADD', holders, now + ms, owner)
+  if together(value) then
+    local latest = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')
+    redis.call('SET', lock, value, 'PX', string.format('%.0f', latest[2] - now))
+  else
+    redis.call('SET', lock, owner, 'PX', ms)
+  end
+end
+
+-- Takes a holder out, and the lock away with the last of them.
+local function let_go(value, owner)
+  forget(owner)
+  local latest = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')
+  if together(value) and latest[2] then
+    redis.call('PEXPIREAT', lock, latest[2])
+  else
+    redis.call('DEL', lock)
+  end
+end
+
+local function tell_turn(owner)
+  redis.call('SET', notes .. owner, 'turn', 'NX', 'PX', 5000)
+end
+
+-- Whoever is first in the queue watches the lock itself, so it must learn that it is.
+local function tell_first()
+  local first = redis.call('ZRANGE', queue, 0, 0)[1]
+  if first then tell_turn(first) end
+end
+
+-- Tells the waiters who may hold the lock now that it is their turn: one, or as many as fit together.
+local function wake()
+  local first = redis.call('ZRANGE', queue, 0, 0)[1]
+  if not first then return end
+  local value, mode = redis.call('GET', lock), mode_of(first)
+  if bereft(value) or (value and value ~= '=' .. mode) then return end
+  if mode == 'exclusive' then
+    tell_turn(first)
+  elseif mode == 'shared' then
+    for _, owner in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
+      if mode_of(owner) ~= 'shared' then break end
+      tell_turn(owner)
+    end
+  else
+    local room = tonumber(mode:match('%d+')) - redis.call('ZCARD', holders)
+    if room > 0 then
+      for _, owner in ipairs(redis.call('ZRANGE', queue, 0, room - 1)) do tell_turn(owner) end
+    end
+  end
+end

@@ -1,0 +1,242 @@
+//! Locks on one Redis, or on what stands for one: the master of a Sentinel group, the node of a cluster.
+//!
+//! The lock is the plain string `dlock:NAME` with the owner in it and an expiry, the one that every
+//! `SET … NX PX` program knows. All else lies under `{dlock:NAME}:…`, in the same cluster slot; see
+//! `common.lua` for what. Each verb is one script, atomic on the server and safe to repeat.
+//!
+//! The token is the greater of the last one plus one and the server's time in microseconds, so it grows
+//! even over the loss of all data, as long as the server's clock does.
+//!
+//! What a plain Redis cannot promise: a server that loses its data, in a restart or a failover, grants a
+//! newcomer what is still held. Waiters tell it what they have seen, which closes that gap while there are
+//! any; `wait-replicas=N` in the URL counts a grant or renewal only once so many replicas have it.
+//!
+//! Whoever waits or holds watches keys by client-side caching (Redis 6): the server pushes a message when
+//! one of them changes for whatever reason, be it `DEL`, `FLUSHALL`, expiry or eviction. That needs no
+//! configuration and no other permission than reading the keys. A server that cannot is asked more often.
+
+mod acquire;
+pub mod examine;
+pub mod link;
+pub mod resp;
+pub mod script;
+pub mod server;
+pub mod status;
+pub mod target;
+pub mod watch;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use async_trait::async_trait;
+
+use super::{
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+};
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
+use acquire::Before;
+use resp::{Value, command};
+use script::{Script, script};
+use server::Server;
+use target::Target;
+use watch::Watch;
+
+static RENEW: LazyLock<Script> = LazyLock::new(|| script!("renew.lua"));
+static RELEASE: LazyLock<Script> = LazyLock::new(|| script!("release.lua"));
+static WITHDRAW: LazyLock<Script> = LazyLock::new(|| script!("withdraw.lua"));
+static REHOLD: LazyLock<Script> = LazyLock::new(|| script!("rehold.lua"));
+static REVOKE: LazyLock<Script> = LazyLock::new(|| script!("revoke.lua"));
+
+pub const PARAMETERS: &[&str] = &["db", "wait-replicas"];
+
+/// A Redis server counts expiry in whole milliseconds, and looks at its clock once a command.
+const SLACK: Duration = Duration::from_millis(2);
+
+pub struct Redis {
+    server: Server,
+    prefix: String,
+    /// How many replicas must have a grant before it counts.
+    replicas: u32,
+    watch: Option<Watch>,
+    before: Option<Before>,
+    /// An acquire of ours got no answer: it may still arrive, after we have left.
+    unheard: bool,
+    /// A release of ours got no answer.
+    releasing: bool,
+}
+
+impl Redis {
+    pub fn open(address: &Address, patience: Patience) -> Result<Redis> {
+        let prefix = prefix(address)?;
+        let replicas = address.param("wait-replicas").unwrap_or("0").parse();
+        let replicas = replicas.context("wait-replicas is a number").context(Fault::Config)?;
+        let server = Server::new(Target::new(address)?, patience);
+        Ok(Redis { server, prefix, replicas, watch: None, before: None, unheard: false, releasing: false })
+    }
+
+    /// In the order in which `common.lua` unpacks them.
+    fn keys(&self, name: &LockName) -> Vec<String> {
+        let lock = format!("{}{name}", self.prefix);
+        let parts = ["holders", "held", "queue", "places", "details", "token", "slots", "last", "once", "note:"];
+        let beside = parts.map(|part| format!("{{{lock}}}:{part}"));
+        std::iter::once(lock).chain(beside).collect()
+    }
+
+    fn note(&self, name: &LockName, owner: &OwnerId) -> String {
+        format!("{{{}{name}}}:note:{owner}", self.prefix)
+    }
+
+    /// Waits until so many replicas have what this connection wrote.
+    async fn replicated(&mut self) -> Result<()> {
+        if self.replicas == 0 {
+            return Ok(());
+        }
+        let within = (self.server.allowed() / 2).as_millis().to_string();
+        let answer = self.server.call(&[command!["WAIT", self.replicas.to_string(), within]]).await?.remove(0);
+        let have: u32 = answer.number().with_context(|| format!("WAIT answered {answer:?}"))?;
+        if have < self.replicas {
+            let few = format!("only {have} of {} replicas confirmed it within {within} ms", self.replicas);
+            return Err(Fault::Unreachable.because(few));
+        }
+        Ok(())
+    }
+}
+
+/// What the keys of all locks begin with.
+pub fn prefix(address: &Address) -> Result<String> {
+    let prefix = address.param("prefix").unwrap_or("dlock:");
+    if prefix.contains(['{', '}']) {
+        return Err(Fault::Config.because("a prefix for Redis must not have braces: they choose the cluster slot"));
+    }
+    Ok(prefix.to_owned())
+}
+
+fn term(from: Instant, ttl: Duration) -> Term {
+    Term { from, ttl, slack: SLACK }
+}
+
+fn millis(span: Duration) -> String {
+    span.as_millis().to_string()
+}
+
+fn flag(set: bool) -> &'static str {
+    if set { "1" } else { "0" }
+}
+
+#[async_trait(?Send)]
+impl Backend for Redis {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        self.acquire(ask).await
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        match &self.watch {
+            Some(watch) => self.server.changed(watch).await,
+            None => std::future::pending().await,
+        }
+        Ok(())
+    }
+
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        self.watch = None;
+        let args = [ask.who.owner.as_str(), flag(self.unheard)];
+        self.server.run(&WITHDRAW, &self.keys(&ask.name), &args).await?;
+        Ok(())
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        self.server.link().await?;
+        let from = clock::now();
+        let args = [lease.owner.as_str(), &millis(lease.term.ttl)];
+        let reply = self.server.run(&RENEW, &self.keys(&lease.name), &args).await?;
+        let [verdict, rest @ ..] = reply.items() else { bail!("a renewal was answered with {reply:?}") };
+        let text = || rest.first().and_then(Value::text).unwrap_or_default().chars().take(500).collect::<String>();
+        Ok(match verdict.text().as_deref() {
+            Some("held") => {
+                self.replicated().await?;
+                Renewal::Held(term(from, lease.term.ttl))
+            }
+            Some("revoked") => Renewal::Revoked(text()),
+            Some("lost") => Renewal::Lost(match text() {
+                nobody if nobody.is_empty() => "its key is gone from Redis".to_owned(),
+                others if others.starts_with('=') => {
+                    format!("our lease is gone from Redis; now it is {}", &others[1..])
+                }
+                other => format!("its key in Redis now belongs to {other}"),
+            }),
+            _ => bail!("a renewal was answered with {reply:?}"),
+        })
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        self.watch = None;
+        // Up to whole milliseconds: held a little too long rather than too short.
+        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
+        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
+        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
+        let (token, hold) = (lease.token.to_string(), millis(hold));
+        let args = [lease.owner.as_str(), &token, &hold, &run, once.unwrap_or(""), flag(self.unheard)];
+        let before = std::mem::replace(&mut self.releasing, true);
+        let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await?;
+        self.releasing = false;
+        match reply.text().as_deref() {
+            Some("released") => Ok(Released::Done),
+            // After an earlier try that was not answered, a lease that ran out since is no loss.
+            Some("gone") if before => {
+                Err(Fault::Unreachable.because("the lease ran out before a release was answered"))
+            }
+            Some("gone") => Ok(Released::NotOurs),
+            other => Err(anyhow!("a release was answered with {other:?}")),
+        }
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        let reply = self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?;
+        let reason = || reply.items().get(1).and_then(Value::text).unwrap_or_default();
+        Ok(match reply.items().first().and_then(Value::text).as_deref() {
+            Some("done") => Reheld::Done,
+            Some("gone") => Reheld::NotOurs,
+            Some("running") => Reheld::Running,
+            Some("revoked") => Reheld::Revoked(reason()),
+            _ => bail!("a hold was answered with {reply:?}"),
+        })
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        let reply = self.server.run(&status::INSPECT, &self.keys(name), &[]).await?;
+        status::read(name, &reply).with_context(|| format!("an unreadable state of {name}"))
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        status::list(self, after).await
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        examine::examine(&mut self.server, self.replicas).await
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let Some(owner) = from.owner.as_deref() else { return Ok(Revoked::NotHeld) };
+        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
+        let (how, reason) = match how {
+            Revoke::Safely { reason } => ("safely", reason.as_str()),
+            Revoke::Now => ("now", ""),
+        };
+        let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason]).await?;
+        Ok(match reply.text().as_deref() {
+            Some("marked") => Revoked::Marked,
+            Some("freed") => Revoked::Freed,
+            Some("free") => Revoked::NotHeld,
+            Some("foreign") => Revoked::Impossible(
+                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
+            ),
+            _ => bail!("a revoke was answered with {reply:?}"),
+        })
+    }
+}
+
+#[cfg(test)]
+pub mod tests;

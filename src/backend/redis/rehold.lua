@@ -1,0 +1,15 @@
+-- Moves the end of what a release has left behind: to ttl from now or, with zero, to now.
+local owner, ttl = unpack(ARGV)
+local value = settle()
+if not holds(value, owner) then return { 'gone' } end
+if redis.call('SISMEMBER', held, owner) == 0 then return { 'running' } end
+if tonumber(ttl) == 0 then
+  let_go(value, owner)
+  wake()
+  return { 'done' }
+end
+local note = ask('GET', notes .. owner)
+if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
+lease(value, owner, ttl)
+tell_first()
+return { 'done' }

@@ -1,0 +1,142 @@
+//! The one server we talk to at a time, connected to when needed: again after a verb was cut short, and
+//! at another node when a cluster says so.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::link::{Link, refusal};
+use super::resp::{Command, Value, command};
+use super::script::Script;
+use super::target::Target;
+use crate::backend::Patience;
+use crate::exit::Fault;
+
+/// A cluster whose nodes send us in circles is being reshaped; a later attempt will find it settled.
+const MOST_REDIRECTS: usize = 5;
+
+pub struct Server {
+    target: Target,
+    patience: Patience,
+    link: Option<Link>,
+    answered: bool,
+    /// Where a cluster has sent us.
+    node: Option<String>,
+    /// It has turned out that the server cannot tell us when a key changes.
+    pub deaf: bool,
+}
+
+impl Server {
+    pub fn new(target: Target, patience: Patience) -> Server {
+        Server { target, patience, link: None, answered: false, node: None, deaf: false }
+    }
+
+    /// Runs a script, at the right node of a cluster.
+    pub async fn run(&mut self, script: &Script, keys: &[String], args: &[&str]) -> Result<Value> {
+        let mut text_too = false;
+        let mut asking = None;
+        for _ in 0..MOST_REDIRECTS {
+            let command = if text_too { script.by_text(keys, args) } else { script.by_hash(keys, args) };
+            let commands: Vec<Command> = asking.take().into_iter().chain([command]).collect();
+            match self.call(&commands).await?.pop().context("one answer to each command")? {
+                Value::Error(error) if error.starts_with("NOSCRIPT") => text_too = true,
+                Value::Error(error) if self.is_cluster() && error.starts_with("MOVED ") => self.follow(&error)?,
+                // The slot is on its way to another node, which takes us in only if we say that we know.
+                Value::Error(error) if self.is_cluster() && error.starts_with("ASK ") => {
+                    self.follow(&error)?;
+                    asking = Some(command!["ASKING"]);
+                }
+                Value::Error(error) => {
+                    // A master that was demoted, or a node in trouble: look for the right one next time.
+                    self.forget_link();
+                    return Err(refusal(&error));
+                }
+                answer => return Ok(answer),
+            }
+        }
+        Err(Fault::Unreachable.because("the nodes of the cluster send us in circles"))
+    }
+
+    /// Sends commands to the server we are connected to, or connects first.
+    pub async fn call(&mut self, commands: &[Command]) -> Result<Vec<Value>> {
+        let within = self.allowed();
+        let answers = self.link().await?.call(commands, within).await;
+        match answers {
+            Ok(_) => self.answered = true,
+            Err(_) => self.forget_link(),
+        }
+        answers
+    }
+
+    /// Connects anew if an earlier verb was left unanswered.
+    pub async fn link(&mut self) -> Result<&mut Link> {
+        if !self.link.as_ref().is_some_and(Link::is_sound) {
+            self.link = None;
+            let within = self.patience.connect;
+            let connect = self.target.connect(self.node.as_deref(), within);
+            let connected = tokio::time::timeout(within, connect).await.unwrap_or_else(|_| {
+                Err(Fault::Unreachable.because(format_args!("no connection to {} within {within:?}", self.host())))
+            });
+            // A node that cannot be reached may have left the cluster: begin again where we began.
+            if connected.is_err() {
+                self.node = None;
+            }
+            self.link = Some(connected?);
+        }
+        self.link.as_mut().context("connected just now")
+    }
+
+    pub fn host(&self) -> &str {
+        self.target.hosts.first().map_or("", String::as_str)
+    }
+
+    pub fn is_cluster(&self) -> bool {
+        self.target.is_cluster()
+    }
+
+    pub fn allowed(&self) -> Duration {
+        if self.answered { self.patience.attempt } else { self.patience.connect }
+    }
+
+    pub fn was_listening(&self) -> bool {
+        self.link.as_ref().is_some_and(Link::is_listening)
+    }
+
+    pub fn forget_link(&mut self) {
+        self.link = None;
+        self.node = None;
+    }
+
+    /// Goes to one node of a cluster.
+    pub fn visit(&mut self, node: String) {
+        self.link = None;
+        self.node = Some(node);
+    }
+
+    /// `MOVED slot host:port`; without a host it is the one that said so, which we know by another name.
+    pub fn follow(&mut self, error: &str) -> Result<()> {
+        let node = error.rsplit(' ').next().filter(|node| !node.starts_with(':')).with_context(|| refusal(error))?;
+        self.visit(node.to_owned());
+        Ok(())
+    }
+
+    /// The masters of a cluster, or just the one server there is.
+    pub async fn nodes(&mut self) -> Result<Vec<String>> {
+        if !self.is_cluster() {
+            return Ok(vec![self.host().to_owned()]);
+        }
+        let slots = self.call(&[command!["CLUSTER", "SLOTS"]]).await?.remove(0);
+        let mut nodes: Vec<String> = slots
+            .items()
+            .iter()
+            .filter_map(|range| {
+                let master = range.items().get(2)?.items();
+                Some(format!("{}:{}", master.first()?.text()?, master.get(1)?.text()?))
+            })
+            .collect();
+        nodes.sort();
+        nodes.dedup();
+        ensure!(!nodes.is_empty(), Fault::Unreachable.because("the cluster serves no slots"));
+        Ok(nodes)
+    }
+}

@@ -1,0 +1,160 @@
+//! Reading a lock for people: what the server keeps about it, as [`LockState`].
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+
+use super::Redis;
+use super::link::refusal;
+use super::resp::{Command, Value, command};
+use super::script::{Script, script};
+use super::server::Server;
+use crate::backend::Page;
+use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, State, Token, Waiter};
+
+pub static INSPECT: LazyLock<Script> = LazyLock::new(|| script!("inspect.lua"));
+
+/// What `details` says of a contender: `MODE TTL SINCE TOKEN SLOT IDENTITY`, written by `acquire.lua`.
+#[derive(Default)]
+struct Details {
+    who: Option<Identity>,
+    ttl: Option<Duration>,
+    since: Option<SystemTime>,
+    token: Option<Token>,
+    slot: Option<u32>,
+}
+
+impl Details {
+    fn read(text: &str) -> Details {
+        let mut parts = text.splitn(6, ' ').skip(1);
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
+        let (ttl, since, token, slot) = (number(), number(), number(), number());
+        Details {
+            ttl: ttl.map(Duration::from_millis),
+            since: since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
+            token: token.map(Token),
+            slot: slot.and_then(|slot| u32::try_from(slot).ok()),
+            who: parts.next().and_then(Identity::from_json),
+        }
+    }
+}
+
+/// A holder, of which a foreign program tells us no more than what stands in its key; that may be long.
+pub fn holder(owner: String, details: &str, expires_in: Option<Duration>) -> Holder {
+    const LONGEST_OWNER: usize = 200;
+    let details = Details::read(details);
+    Holder {
+        owner: Some(owner.chars().take(LONGEST_OWNER).collect()),
+        fencing_token: details.token,
+        acquired_at: details.since,
+        ttl: details.ttl,
+        expires_in,
+        slot: details.slot,
+        ..details.who.map(Holder::from).unwrap_or_default()
+    }
+}
+
+pub fn waiter(owner: String, details: &str, expires_in: Option<Duration>) -> Waiter {
+    let details = Details::read(details);
+    Waiter {
+        owner: Some(owner),
+        waiting_since: details.since,
+        ttl: details.ttl,
+        expires_in,
+        ..details.who.map(Waiter::from).unwrap_or_default()
+    }
+}
+
+/// Reads the answer of `inspect.lua`.
+pub fn read(name: &LockName, reply: &Value) -> Option<LockState> {
+    let [now, value, last, holders, waiters] = reply.items() else { return None };
+    let now: u64 = now.number()?;
+    let until = |ends: &Value| ends.number::<u64>().map(|ends| Duration::from_millis(ends.saturating_sub(now)));
+    let mut state = LockState::free(name.clone(), "redis");
+    let mut revoked = false;
+    for one in holders.items().chunks_exact(4) {
+        state.holders.push(holder(one[0].text()?, &one[2].text()?, until(&one[1])));
+        revoked |= one[3].text()?.starts_with("revoked ");
+    }
+    for one in waiters.items().chunks_exact(3) {
+        state.waiters.push(waiter(one[0].text()?, &one[2].text()?, until(&one[1])));
+    }
+    state.mode = value.text()?.strip_prefix('=').and_then(Mode::parse).unwrap_or(Mode::Exclusive);
+    state.slots = state.mode.slots();
+    state.state = match (state.holders.is_empty(), revoked) {
+        (true, _) => State::Free,
+        (false, true) => State::Revoked,
+        (false, false) => State::Held,
+    };
+    state.last_run = LastRun::from_json(&last.text()?);
+    Some(state)
+}
+
+/// One SCAN's worth of locks. A place in the list is `NODE CURSOR`: which node of a cluster, and where.
+pub async fn list(redis: &mut Redis, after: Option<String>) -> Result<Page> {
+    let after = after.unwrap_or_else(|| "0 0".to_owned());
+    let (node, cursor) = after.split_once(' ').context("not a place in a list of Redis locks")?;
+    let node: usize = node.parse().context("not a place in a list of Redis locks")?;
+    let nodes = redis.server.nodes().await?;
+    let Some(at) = nodes.get(node) else { return Ok(Page::default()) };
+    if redis.server.is_cluster() {
+        redis.server.visit(at.clone());
+    }
+    let (names, cursor) = page(&mut redis.server, &redis.prefix, cursor).await?;
+    let next = match cursor.as_str() {
+        "0" if node + 1 < nodes.len() => Some(format!("{} 0", node + 1)),
+        "0" => None,
+        cursor => Some(format!("{node} {cursor}")),
+    };
+    Ok(Page { locks: inspect_all(redis, &names).await?, next })
+}
+
+/// The names of the locks that one SCAN finds, and where the next begins. A lock that dlock ever took has
+/// a counter, and is listed for that; a lock without one is a foreign program's.
+pub async fn page(server: &mut Server, prefix: &str, cursor: &str) -> Result<(BTreeSet<LockName>, String)> {
+    let pattern = format!("*{}*", escaped(prefix));
+    let answer = server.call(&[command!["SCAN", cursor, "MATCH", pattern, "COUNT", "200"]]).await?.remove(0);
+    let [cursor, keys] = answer.items() else { bail!("a SCAN was answered with {answer:?}") };
+    let (mut names, mut bare) = (BTreeSet::new(), Vec::new());
+    for key in keys.items().iter().filter_map(Value::text) {
+        let counted = key.strip_prefix('{').and_then(|key| key.strip_suffix("}:token"));
+        if let Some(name) = counted.and_then(|key| key.strip_prefix(prefix)).and_then(|name| name.parse().ok()) {
+            names.insert(name);
+        } else if let Some(name) = key.strip_prefix(prefix).and_then(|name| name.parse::<LockName>().ok()) {
+            bare.push(name);
+        }
+    }
+    if !bare.is_empty() {
+        let counters = bare.iter().map(|name| command!["EXISTS", format!("{{{prefix}{name}}}:token")]);
+        let answers = server.call(&counters.collect::<Vec<_>>()).await?;
+        let foreign = bare.into_iter().zip(answers).filter(|(_, counted)| *counted == Value::Integer(0));
+        names.extend(foreign.map(|(name, _)| name));
+    }
+    Ok((names, cursor.text().context("a SCAN without a cursor")?))
+}
+
+async fn inspect_all(redis: &mut Redis, names: &BTreeSet<LockName>) -> Result<Vec<LockState>> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let looks = names.iter().map(|name| INSPECT.by_hash(&redis.keys(name), &[]));
+    let commands: Vec<Command> = std::iter::once(INSPECT.load()).chain(looks).collect();
+    let answers = redis.server.call(&commands).await?;
+    let mut locks = Vec::new();
+    for (name, answer) in names.iter().zip(answers.iter().skip(1)) {
+        match answer {
+            // A key with our prefix that is no lock.
+            Value::Error(error) if error.contains("WRONGTYPE") => {}
+            Value::Error(error) => return Err(refusal(error)),
+            answer => locks.push(read(name, answer).with_context(|| format!("an unreadable state of {name}"))?),
+        }
+    }
+    Ok(locks)
+}
+
+/// As it must be written in a pattern to stand for itself.
+fn escaped(text: &str) -> String {
+    text.chars().flat_map(|c| "*?[]^-\\".contains(c).then_some('\\').into_iter().chain([c])).collect()
+}

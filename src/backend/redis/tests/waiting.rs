@@ -1,0 +1,174 @@
+//! Getting the lock: queue, modes, tokens and who is kept out.
+
+use super::super::acquire::PLACE;
+use super::*;
+
+#[tokio::test]
+async fn waiters_are_served_in_order_and_each_is_told() {
+    let server = Server::start();
+    let (mut a, mut b, mut c) = (server.client(), server.client(), server.client());
+    let asks = [ask(Mode::Exclusive), ask(Mode::Exclusive), ask(Mode::Exclusive)];
+    let first = granted(&mut a, &asks[0]).await;
+    assert_eq!(busy(&mut b, &asks[1]).await.ahead, Some(0));
+    let third = busy(&mut c, &asks[2]).await;
+    assert_eq!((third.ahead, third.holder.unwrap().owner), (Some(1), Some(asks[0].who.owner.to_string())));
+    assert_eq!(a.release(&first, &ending(&first)).await.unwrap(), Released::Done);
+    assert_eq!(busy(&mut c, &asks[2]).await.ahead, Some(1));
+    told(&mut b).await;
+    let second = granted(&mut b, &asks[1]).await;
+    assert!(second.token > first.token);
+    told(&mut c).await;
+    assert_eq!(busy(&mut c, &asks[2]).await.ahead, Some(0));
+    b.release(&second, &ending(&second)).await.unwrap();
+    told(&mut c).await;
+    assert!(granted(&mut c, &asks[2]).await.token > second.token);
+}
+
+#[tokio::test]
+async fn asking_again_finds_the_same_grant() {
+    let server = Server::start();
+    let one = ask(Mode::Exclusive);
+    let first = granted(&mut server.client(), &one).await;
+    let again = granted(&mut server.client(), &one).await;
+    assert_eq!(first.token, again.token);
+    assert!(again.term.from > first.term.from);
+}
+
+#[tokio::test]
+async fn an_acquire_that_arrives_after_its_owner_left_gets_nothing() {
+    let server = Server::start();
+    let (mut a, one) = (server.client(), ask(Mode::Exclusive));
+    let mut late = server.client();
+    late.server.link().await.unwrap();
+    a.unheard = true;
+    a.withdraw(&one).await.unwrap();
+    let error = late.try_acquire(&one).await.unwrap_err();
+    assert!(format!("{error:#}").contains("WITHDRAWN"), "{error:#}");
+    granted(&mut a, &ask(Mode::Exclusive)).await;
+}
+
+#[tokio::test]
+async fn nobody_gets_a_deleted_lock_before_its_holder_has_ended() {
+    let server = Server::start();
+    for loss in [&["DEL", "dlock:job/a"][..], &["FLUSHALL"]] {
+        let (mut a, mut b) = (server.client(), server.client());
+        let (one, two) = (ask(Mode::Exclusive), ask(Mode::Exclusive));
+        let lease = granted(&mut a, &one).await;
+        busy(&mut b, &two).await;
+        server.does(loss).await;
+        told(&mut b).await;
+        busy(&mut b, &two).await;
+        busy(&mut server.client(), &Ask { queue: false, ..ask(Mode::Exclusive) }).await;
+        assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+        told(&mut b).await;
+        let next = granted(&mut b, &two).await;
+        assert!(next.token > lease.token);
+        b.release(&next, &ending(&next)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_foreign_program_excludes_us_and_is_shown_and_its_release_is_seen() {
+    let server = Server::start();
+    server.does(&["SET", "dlock:job/a", "their-uuid", "NX", "PX", "60000"]).await;
+    let (mut a, one) = (server.client(), ask(Mode::Exclusive));
+    let theirs = busy(&mut a, &one).await.holder.unwrap();
+    assert_eq!((theirs.owner.as_deref(), theirs.host), (Some("their-uuid"), None));
+    let state = a.inspect(&one.name).await.unwrap();
+    assert_eq!((state.state, state.holders.len(), state.waiters.len()), (State::Held, 1, 1));
+    assert!(state.holders[0].expires_in.unwrap() > Duration::from_secs(30));
+    let safely = Revoke::Safely { reason: "r".into() };
+    assert!(matches!(a.revoke(&one.name, &state.holders[0], &safely).await.unwrap(), Revoked::Impossible(_)));
+    server.does(&["DEL", "dlock:job/a"]).await;
+    told(&mut a).await;
+    granted(&mut a, &one).await;
+    assert_eq!(server.does(&["SET", "dlock:job/a", "their-uuid", "NX", "PX", "60000"]).await, Value::Nil);
+}
+
+#[tokio::test]
+async fn tokens_grow_over_the_loss_of_all_data() {
+    let server = Server::start();
+    let mut last = Token(0);
+    for _ in 0..3 {
+        let lease = granted(&mut server.client(), &ask(Mode::Exclusive)).await;
+        assert!(lease.token > last && i64::try_from(lease.token.0).is_ok());
+        last = lease.token;
+        server.does(&["FLUSHALL"]).await;
+    }
+}
+
+#[tokio::test]
+async fn shared_holders_exclude_an_exclusive_one_which_later_ones_wait_behind() {
+    let server = Server::start();
+    let (mut a, mut b, mut x, mut c) = (server.client(), server.client(), server.client(), server.client());
+    let (ask_a, ask_b, ask_x, ask_c) = (ask(Mode::Shared), ask(Mode::Shared), ask(Mode::Exclusive), ask(Mode::Shared));
+    let lease_a = granted(&mut a, &ask_a).await;
+    let lease_b = granted(&mut b, &ask_b).await;
+    busy(&mut x, &ask_x).await;
+    busy(&mut c, &ask_c).await;
+    a.release(&lease_a, &ending(&lease_a)).await.unwrap();
+    busy(&mut x, &ask_x).await;
+    assert!(matches!(b.renew(&lease_b).await.unwrap(), Renewal::Held(_)));
+    assert_eq!(server.does(&["SET", "dlock:job/a", "foreign", "NX"]).await, Value::Nil);
+    b.release(&lease_b, &ending(&lease_b)).await.unwrap();
+    told(&mut x).await;
+    let lease_x = granted(&mut x, &ask_x).await;
+    x.release(&lease_x, &ending(&lease_x)).await.unwrap();
+    told(&mut c).await;
+    granted(&mut c, &ask_c).await;
+}
+
+#[tokio::test]
+async fn slots_are_unique_and_all_must_agree_on_their_number() {
+    let server = Server::start();
+    let asks = [ask(Mode::Slots(2)), ask(Mode::Slots(2)), ask(Mode::Slots(2))];
+    let (mut a, mut b, mut c) = (server.client(), server.client(), server.client());
+    let first = granted(&mut a, &asks[0]).await;
+    let second = granted(&mut b, &asks[1]).await;
+    assert_eq!((first.slot, second.slot), (Some(0), Some(1)));
+    busy(&mut c, &asks[2]).await;
+    for other in [Mode::Slots(3), Mode::Exclusive] {
+        let reply = server.client().try_acquire(&ask(other)).await.unwrap();
+        assert!(matches!(reply, Attempt::OtherTerms(_)), "{reply:?}");
+    }
+    a.release(&first, &ending(&first)).await.unwrap();
+    told(&mut c).await;
+    let third = granted(&mut c, &asks[2]).await;
+    assert_eq!(third.slot, Some(0));
+    assert!(third.token > first.token);
+    let state = c.inspect(&asks[0].name).await.unwrap();
+    assert_eq!((state.mode, state.slots, state.holders.len()), (Mode::Slots(2), 2, 2));
+}
+
+#[tokio::test]
+async fn no_wait_leaves_no_trace_and_does_not_jump_the_queue() {
+    let server = Server::start();
+    let (mut a, mut b, one, two) = (server.client(), server.client(), ask(Mode::Exclusive), ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    let hasty = Ask { queue: false, ..ask(Mode::Exclusive) };
+    busy(&mut server.client(), &hasty).await;
+    assert!(a.inspect(&one.name).await.unwrap().waiters.is_empty());
+    busy(&mut b, &two).await;
+    a.release(&lease, &ending(&lease)).await.unwrap();
+    busy(&mut server.client(), &hasty).await;
+    granted(&mut b, &two).await;
+}
+
+#[tokio::test]
+async fn a_waiter_that_dies_and_a_holder_that_dies_make_way() {
+    let server = Server::start();
+    let (mut a, mut dead, mut b) = (server.client(), server.client(), server.client());
+    let short = Ask { ttl: Duration::from_millis(200), ..ask(Mode::Exclusive) };
+    granted(&mut a, &short).await;
+    let asked = clock::now();
+    busy(&mut dead, &ask(Mode::Exclusive)).await;
+    drop((a, dead));
+    let patient = ask(Mode::Exclusive);
+    loop {
+        match b.try_acquire(&patient).await.unwrap() {
+            Attempt::Busy(busy) => clock::sleep_until(busy.ask_again).await,
+            granted => break assert!(matches!(granted, Attempt::Granted(_))),
+        }
+    }
+    assert!(asked.elapsed() >= PLACE - SLACK, "{:?}", asked.elapsed());
+}

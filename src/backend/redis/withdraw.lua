@@ -1,0 +1,8 @@
+-- Gives up our place in the queue, or the lock if we had got it without hearing of it.
+local owner, forsake = unpack(ARGV)
+local value = settle()
+if holds(value, owner) then let_go(value, owner) else forget(owner) end
+if forsake == '1' then redis.call('SET', notes .. owner, 'withdrawn', 'PX', 600000) end
+wake()
+tell_first()
+return 'done'

@@ -1,0 +1,250 @@
+//! Redlock: a majority of independent Redis nodes, each with the same plain key `dlock:NAME` that
+//! redlock-py, pottery and redsync know. Exclusive only, and it promises no order among waiters.
+//!
+//! The token takes two phases. First take a majority of nodes and learn their counters; then, on each
+//! node that is still ours, raise the counter to the greatest of them plus one. It is granted only if
+//! *that* reaches a majority: any later majority has a node in common with it, and on that node the
+//! counter was raised before the lock could change hands. A counter also follows its node's clock, for
+//! nodes that lost their data.
+//!
+//! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
+
+mod acquire;
+#[cfg(test)]
+mod exhaustive;
+mod nodes;
+#[cfg(test)]
+mod simulation;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use anyhow::Result;
+use async_trait::async_trait;
+
+use super::redis;
+use super::redis::resp::Value;
+use super::redis::script::Script;
+use super::redis::watch::Watch;
+use super::{
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+};
+use crate::clock;
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
+use nodes::{Node, Nodes, Reply, count, no_majority};
+
+macro_rules! script {
+    ($file:literal) => {
+        LazyLock::new(|| Script::new(concat!(include_str!("common.lua"), include_str!($file))))
+    };
+}
+use script;
+
+static GIVE_BACK: LazyLock<Script> = script!("give_back.lua");
+static RENEW: LazyLock<Script> = script!("renew.lua");
+static RELEASE: LazyLock<Script> = script!("release.lua");
+static REHOLD: LazyLock<Script> = script!("rehold.lua");
+static REVOKE: LazyLock<Script> = script!("revoke.lua");
+
+/// Waiters who are told at once that the lock is free ask within this time of each other.
+const STAGGER: Duration = Duration::from_millis(10);
+/// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
+/// their counting in whole milliseconds.
+const SLACK: Duration = Duration::from_millis(2);
+
+/// Where among the keys the beginning of those of notes stands.
+const NOTES: usize = 7;
+
+pub struct Redlock {
+    nodes: Nodes,
+    prefix: String,
+    /// Who we are, for nodes that have to be told again.
+    who: String,
+    /// How many of the watched nodes must have news to make it worth asking.
+    needed: usize,
+    /// Others wait for the same news and will ask too.
+    crowded: bool,
+    /// A release of ours got no answer from a majority.
+    releasing: bool,
+}
+
+impl Redlock {
+    pub fn open(address: &Address, patience: Patience) -> Result<Redlock> {
+        let prefix = redis::prefix(address)?;
+        Ok(Redlock {
+            nodes: Nodes::new(address, patience)?,
+            prefix,
+            who: String::new(),
+            needed: 1,
+            crowded: false,
+            releasing: false,
+        })
+    }
+
+    /// In the order in which `common.lua` unpacks them.
+    fn keys(&self, name: &LockName) -> Vec<String> {
+        let lock = format!("{}{name}", self.prefix);
+        let beside =
+            ["held", "token", "details", "places", "last", "once", "note:"].map(|part| format!("{{{lock}}}:{part}"));
+        std::iter::once(lock).chain(beside).collect()
+    }
+
+    /// Undoes what was taken, also where it is not known whether it was.
+    async fn give_back(&mut self, owner: &OwnerId, keys: &[String], for_good: bool) -> Vec<Reply> {
+        let args = |node: &Node| vec![owner.to_string(), flag(for_good), node.given_up()];
+        self.nodes.ask(&GIVE_BACK, keys, args).await
+    }
+
+    /// From here on a change on any node is worth a renewal, which takes that node again.
+    fn watch_as_holder(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) {
+        (self.needed, self.crowded) = (1, false);
+        for (node, reply) in self.nodes.iter_mut().zip(replies) {
+            node.watch = match reply {
+                Ok((word, rest)) => Watch {
+                    keys: vec![keys[0].clone(), format!("{}{owner}", keys[NOTES])],
+                    seen: vec![seen_by_holder(word, rest, owner), None],
+                },
+                Err(_) => Watch::default(),
+            };
+        }
+    }
+}
+
+/// The operator's reason, if a single node has the mark: it was meant for all of them.
+fn revoked(replies: &[Reply]) -> Option<String> {
+    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == "revoked")?;
+    Some(rest.first().and_then(Value::text).unwrap_or_default())
+}
+
+/// What a node holds after we asked it to be ours.
+fn seen_by_holder(word: &str, rest: &[Value], owner: &OwnerId) -> Option<String> {
+    match word {
+        "ours" => Some(owner.to_string()),
+        _ => rest.first().and_then(Value::text).filter(|value| !value.is_empty()),
+    }
+}
+
+fn some_of(most: Duration) -> Result<Duration> {
+    let mut random = [0u8; 1];
+    getrandom::fill(&mut random)?;
+    Ok(most * u32::from(random[0]) / 256)
+}
+
+fn millis(span: Duration) -> String {
+    span.as_millis().to_string()
+}
+
+fn flag(set: bool) -> String {
+    if set { "1" } else { "0" }.to_owned()
+}
+
+#[async_trait(?Send)]
+impl Backend for Redlock {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        self.acquire(ask).await
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        self.nodes.changed(self.needed).await;
+        if self.crowded {
+            clock::sleep_until(clock::now() + some_of(STAGGER)?).await;
+        }
+        Ok(())
+    }
+
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        let keys = self.keys(&ask.name);
+        let replies = self.give_back(&ask.who.owner, &keys, true).await;
+        if count(&replies, "done") < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
+        let from = clock::now();
+        let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
+        let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), &args).await;
+        if let Some(Ok((_, reason))) = replies.iter().find(|reply| matches!(reply, Ok((word, _)) if word == "revoked"))
+        {
+            return Ok(Renewal::Revoked(reason.first().and_then(Value::text).unwrap_or_default()));
+        }
+        let gone = count(&replies, "gone");
+        if gone >= quorum {
+            return Ok(Renewal::Lost(format!("{gone} of the Redlock nodes do not have it as ours any more")));
+        }
+        if count(&replies, "ours") < quorum {
+            return Err(no_majority(replies));
+        }
+        self.watch_as_holder(&keys, &lease.owner, &replies);
+        Ok(Renewal::Held(Term { from, ttl: lease.term.ttl, slack: SLACK }))
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
+        // Up to whole milliseconds: held a little too long rather than too short.
+        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
+        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
+        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.clone());
+        let (owner, token) = (lease.owner.to_string(), lease.token.to_string());
+        let args = [owner, token, millis(hold), run, once.unwrap_or_default()];
+        let for_node = |node: &Node| args.iter().cloned().chain([node.given_up()]).collect();
+        let before = std::mem::replace(&mut self.releasing, true);
+        let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
+        let done = match (count(&replies, "released"), count(&replies, "gone")) {
+            (released, _) if released >= quorum => Released::Done,
+            // After an earlier try that too few nodes answered, a lease that ran out since is no loss.
+            (_, gone) if gone >= quorum && !before => Released::NotOurs,
+            _ => return Err(no_majority(replies)),
+        };
+        self.releasing = false;
+        Ok(done)
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        let (keys, quorum) = (self.keys(name), self.nodes.quorum());
+        let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
+        if let Some(reason) = revoked(&replies) {
+            return Ok(Reheld::Revoked(reason));
+        }
+        Ok(match ["done", "gone", "running"].map(|word| count(&replies, word) >= quorum) {
+            [true, ..] => Reheld::Done,
+            [_, true, _] => Reheld::NotOurs,
+            [_, _, true] => Reheld::Running,
+            _ => return Err(no_majority(replies)),
+        })
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        Ok(status::look(self, name).await?.state)
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        status::list(self, after).await
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        status::examine(self).await
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let (keys, quorum) = (self.keys(name), self.nodes.quorum());
+        let Some(owner) = from.owner.clone() else { return Ok(Revoked::NotHeld) };
+        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
+        let (word, reason, done) = match how {
+            Revoke::Safely { reason } => ("safely", reason.clone(), Revoked::Marked),
+            Revoke::Now => ("now", String::new(), Revoked::Freed),
+        };
+        let args = [owner, token, word.to_owned(), reason];
+        let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
+        Ok(match (count(&replies, "ours"), count(&replies, "gone"), count(&replies, "foreign")) {
+            (ours, _, _) if ours >= quorum => done,
+            (_, gone, _) if gone >= quorum => Revoked::NotHeld,
+            (_, _, foreign) if foreign > 0 => Revoked::Impossible(
+                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
+            ),
+            _ => return Err(no_majority(replies)),
+        })
+    }
+}

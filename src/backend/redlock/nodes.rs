@@ -1,0 +1,177 @@
+//! The nodes of a Redlock, asked all at once, and what their answers amount to.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+
+use crate::backend::redis::resp::Value;
+use crate::backend::redis::script::Script;
+use crate::backend::redis::server::Server;
+use crate::backend::redis::target::Target;
+use crate::backend::redis::watch::Watch;
+use crate::backend::{Address, Patience};
+use crate::clock;
+use crate::exit::Fault;
+
+/// The least that nodes which are slower than the majority get on top.
+const GRACE: Duration = Duration::from_millis(20);
+
+pub struct Node {
+    pub server: Server,
+    pub watch: Watch,
+    /// How many requests to take this node we sent, and the last of them that got no answer: it may still
+    /// arrive, after we have given up.
+    sent: u64,
+    unheard: Option<u64>,
+}
+
+impl Node {
+    pub fn given_up(&self) -> String {
+        self.unheard.map(|n| n.to_string()).unwrap_or_default()
+    }
+}
+
+pub struct Nodes(Vec<Node>);
+
+/// What one node said to a script: a word and what belongs to it.
+pub type Reply = Result<(String, Vec<Value>)>;
+
+impl Nodes {
+    pub fn new(address: &Address, patience: Patience) -> Result<Nodes> {
+        let count = address.hosts().len();
+        if count < 3 || count.is_multiple_of(2) {
+            return Err(Fault::Config.because(format_args!(
+                "Redlock needs an odd number of nodes, three or more, and {address} names {count}: one node is what \
+                 redis:// is for, and an even number stands no more failures than one node less"
+            )));
+        }
+        // A verb asks the nodes up to three times, the last to give back what was taken.
+        let patience = Patience { connect: patience.connect / 3, attempt: patience.attempt / 3 };
+        let node =
+            |target| Node { server: Server::new(target, patience), watch: Watch::default(), sent: 0, unheard: None };
+        let nodes = Nodes(Target::each(address)?.into_iter().map(node).collect());
+        let mut hosts: Vec<&str> = nodes.0.iter().map(|node| node.server.host()).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        if hosts.len() < count {
+            return Err(Fault::Config.because(format_args!("{address} names a node twice")));
+        }
+        Ok(nodes)
+    }
+
+    pub fn quorum(&self) -> usize {
+        self.0.len() / 2 + 1
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
+        self.0.iter_mut()
+    }
+
+    pub fn get_mut(&mut self, n: usize) -> Option<&mut Node> {
+        self.0.get_mut(n)
+    }
+
+    pub fn deaf(&self) -> bool {
+        self.0.iter().any(|node| node.server.deaf)
+    }
+
+    pub fn host(&self, n: usize) -> &str {
+        self.0[n].server.host()
+    }
+
+    /// Runs a script on all nodes at once. Once a majority has answered, the others get as much time
+    /// again and no more, so that a dead node costs little.
+    pub async fn ask(&mut self, script: &Script, keys: &[String], args: impl Fn(&Node) -> Vec<String>) -> Vec<Reply> {
+        let (count, quorum) = (self.0.len(), self.quorum());
+        let start = clock::now();
+        let mut asked: FuturesUnordered<_> = (self.0.iter_mut().enumerate())
+            .map(|(n, node)| {
+                let args = args(node);
+                async move {
+                    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+                    (n, node.server.run(script, keys, &args).await.and_then(word))
+                }
+            })
+            .collect();
+        let mut replies: Vec<Reply> =
+            (0..count).map(|_| Err(Fault::Unreachable.because("slower than the others"))).collect();
+        let (mut answers, mut patience) = (0, None);
+        loop {
+            let next = match patience {
+                None => asked.next().await,
+                Some(end) => tokio::select! {
+                    next = asked.next() => next,
+                    () = clock::sleep_until(end) => None,
+                },
+            };
+            let Some((n, reply)) = next else { break };
+            answers += usize::from(reply.is_ok());
+            replies[n] = reply;
+            if answers == quorum {
+                patience = Some(clock::now() + start.elapsed().max(GRACE));
+            }
+        }
+        drop(asked);
+        replies
+    }
+
+    /// The same for a script that may take a node: where it got no answer it may still do so, later.
+    pub async fn ask_to_take(&mut self, script: &Script, keys: &[String], owner: &str, args: &[String]) -> Vec<Reply> {
+        let before: Vec<Option<u64>> = self.0.iter().map(|node| node.unheard).collect();
+        for node in &mut self.0 {
+            node.sent += 1;
+            node.unheard = Some(node.sent);
+        }
+        let numbered =
+            |node: &Node| [owner.to_owned(), node.sent.to_string()].into_iter().chain(args.to_vec()).collect();
+        let replies = self.ask(script, keys, numbered).await;
+        for ((node, reply), before) in self.0.iter_mut().zip(&replies).zip(before) {
+            if reply.is_ok() {
+                node.unheard = before;
+            }
+        }
+        replies
+    }
+
+    /// Returns when so many nodes have news.
+    pub async fn changed(&mut self, needed: usize) {
+        let mut told: FuturesUnordered<_> = (self.0.iter_mut())
+            .filter(|node| !node.watch.keys.is_empty())
+            .map(|node| async move { node.server.changed(&node.watch).await })
+            .collect();
+        for _ in 0..needed {
+            if told.next().await.is_none() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+fn word(reply: Value) -> Reply {
+    let mut parts = match reply {
+        Value::Array(parts) => parts.into_iter(),
+        other => anyhow::bail!("a node answered {other:?}"),
+    };
+    let word = parts.next().and_then(|word| word.text()).context("a node answered nothing")?;
+    Ok((word, parts.collect()))
+}
+
+/// How many nodes said this.
+pub fn count(replies: &[Reply], said: &str) -> usize {
+    replies.iter().filter(|reply| matches!(reply, Ok((word, _)) if word == said)).count()
+}
+
+/// Why there was no majority: the nodes' own reasons, of which a refusal weighs more than silence.
+pub fn no_majority(replies: Vec<Reply>) -> anyhow::Error {
+    let mut errors: Vec<anyhow::Error> = replies.into_iter().filter_map(Reply::err).collect();
+    errors.sort_by_key(|error| Fault::of(error) == Fault::Unreachable);
+    match errors.into_iter().next() {
+        Some(error) => {
+            let fault = Fault::of(&error);
+            error.context("no majority of the Redlock nodes answered").context(fault)
+        }
+        None => Fault::Unreachable.because("the Redlock nodes do not agree"),
+    }
+}

@@ -1,0 +1,12 @@
+-- Moves the end of what a release has left behind on this node: to ttl from now or, with zero, to now.
+local owner, ttl = unpack(ARGV)
+if redis.call('GET', lock) ~= owner then return { 'gone' } end
+if redis.call('GET', held) ~= owner then return { 'running' } end
+if tonumber(ttl) == 0 then
+  let_go(owner)
+  return { 'done' }
+end
+local note = ask('GET', notes .. owner)
+if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
+redis.call('PEXPIRE', lock, ttl)
+return { 'done' }

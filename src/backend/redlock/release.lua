@@ -1,0 +1,26 @@
+-- Lets go of this node and records how the run ended. Asked again it says what it said before.
+-- given_up: as in give_back.lua.
+local owner, token, hold, run, key, given_up = unpack(ARGV)
+local note = ask('GET', notes .. owner)
+local answer = 'gone'
+-- Before anything is let go: if it cannot be recorded, the next one must not run.
+if key ~= '' then redis.call('SADD', once, key) end
+if redis.call('GET', lock) == owner then
+  answer = 'released'
+  if tonumber(hold) > 0 then
+    redis.call('PEXPIRE', lock, hold)
+    redis.call('SET', held, owner)
+  else
+    let_go(owner)
+  end
+elseif note and note:sub(-8) == 'released' then
+  answer = 'released'
+end
+-- A node that came back empty learns of the run too, unless it knows of a later one.
+if run ~= '' and highest_token() <= tonumber(token) then redis.call('SET', last, run) end
+if given_up ~= '' then
+  redis.call('SET', notes .. owner, 'withdrawn ' .. given_up .. ' ' .. answer, 'PX', 600000)
+elseif answer == 'released' then
+  redis.call('SET', notes .. owner, 'released', 'PX', 60000)
+end
+return { answer }

@@ -1,0 +1,17 @@
+-- Extends our lease on this node. A node that came back empty is taken again, or a lock that is renewed
+-- for long would lose its majority to restarts; it counts only from the next renewal on, since somebody
+-- may have held it in between.
+local owner, n, token, ttl, who = unpack(ARGV)
+local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
+if value == owner and ask('GET', held) ~= owner then
+  if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
+  redis.call('PEXPIRE', lock, ttl)
+  return { 'ours' }
+end
+if not value and not is_late(owner, n) and highest_token() <= tonumber(token) then
+  redis.call('SET', lock, owner, 'PX', ttl)
+  redis.call('SET', counter, token)
+  describe(owner, ttl, token, who)
+  value = owner
+end
+return { 'gone', value or '' }

@@ -1,0 +1,117 @@
+//! The verbs against real nodes.
+
+use super::*;
+use crate::backend::redis::tests::{Server, ask, busy, ending, granted, told};
+use crate::exit::Fault;
+use crate::lock::{Mode, State, Token};
+
+fn start(count: usize) -> Vec<Server> {
+    (0..count).map(|_| Server::start()).collect()
+}
+
+fn client(nodes: &[Server]) -> Redlock {
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+    let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
+    Redlock::open(&Address::parse(&format!("redlock://{}", hosts.join(","))).unwrap(), patience).unwrap()
+}
+
+#[test]
+fn a_node_count_that_makes_no_majority_is_refused() {
+    let patience = Patience { connect: Duration::from_secs(1), attempt: Duration::from_secs(1) };
+    for wrong in ["redlock://a", "redlock://a,b", "redlock://a,b,c,d", "redlock://a,b,a"] {
+        let error = Redlock::open(&Address::parse(wrong).unwrap(), patience).err().unwrap();
+        assert_eq!(Fault::of(&error), Fault::Config, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_told_of_the_release_and_the_next_token_is_greater() {
+    let nodes = start(3);
+    let (mut a, mut b) = (client(&nodes), client(&nodes));
+    let (one, two) = (ask(Mode::Exclusive), ask(Mode::Exclusive));
+    let first = granted(&mut a, &one).await;
+    let theirs = busy(&mut b, &two).await.holder.unwrap();
+    assert_eq!(theirs.owner, Some(one.who.owner.to_string()));
+    assert!(matches!(a.renew(&first).await.unwrap(), Renewal::Held(_)));
+    assert_eq!(a.release(&first, &ending(&first)).await.unwrap(), Released::Done);
+    assert_eq!(a.release(&first, &ending(&first)).await.unwrap(), Released::Done);
+    told(&mut b).await;
+    assert!(granted(&mut b, &two).await.token > first.token);
+    let state = b.inspect(&two.name).await.unwrap();
+    assert_eq!((state.state, state.nodes.len()), (State::Held, 3));
+    assert_eq!(state.last_run, ending(&first).last_run);
+}
+
+#[tokio::test]
+async fn an_attempt_without_a_majority_leaves_nothing_behind() {
+    let nodes = start(5);
+    for node in &nodes[..3] {
+        node.does(&["SET", "dlock:job/a", "their-uuid", "NX", "PX", "60000"]).await;
+    }
+    busy(&mut client(&nodes), &ask(Mode::Exclusive)).await;
+    for node in &nodes[3..] {
+        assert_eq!(node.does(&["EXISTS", "dlock:job/a"]).await, Value::Integer(0));
+    }
+}
+
+#[tokio::test]
+async fn tokens_grow_while_nodes_are_out_in_turn() {
+    let nodes = start(3);
+    let mut last = Token(0);
+    for out in nodes.iter().chain(&nodes) {
+        out.freeze();
+        let mut redlock = client(&nodes);
+        let lease = granted(&mut redlock, &ask(Mode::Exclusive)).await;
+        assert!(lease.token > last);
+        last = lease.token;
+        redlock.release(&lease, &ending(&lease)).await.unwrap();
+        out.thaw();
+        // What was sent to the frozen node is applied now: a take, and that its owner left.
+        while out.does(&["EXISTS", "dlock:job/a"]).await != Value::Integer(0) {}
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_empty_is_taken_again() {
+    let nodes = start(3);
+    let mut a = client(&nodes);
+    let one = ask(Mode::Exclusive);
+    let lease = granted(&mut a, &one).await;
+    nodes[0].does(&["FLUSHALL"]).await;
+    told(&mut a).await;
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Held(_)));
+    assert_eq!(nodes[0].does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
+    nodes[1].does(&["FLUSHALL"]).await;
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Held(_)));
+    nodes[0].does(&["FLUSHALL"]).await;
+    nodes[2].does(&["SET", "dlock:job/a", "thief"]).await;
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));
+}
+
+#[tokio::test]
+async fn a_revoked_holder_is_told_and_only_exclusive_locks_are_had() {
+    let nodes = start(3);
+    let (mut a, mut operator, one) = (client(&nodes), client(&nodes), ask(Mode::Exclusive));
+    let error = a.try_acquire(&ask(Mode::Shared)).await.unwrap_err();
+    assert_eq!(Fault::of(&error), Fault::Usage);
+    let lease = granted(&mut a, &one).await;
+    let seen = operator.inspect(&one.name).await.unwrap().holders.remove(0);
+    let safely = Revoke::Safely { reason: "maintenance".into() };
+    assert_eq!(operator.revoke(&one.name, &seen, &safely).await.unwrap(), Revoked::Marked);
+    told(&mut a).await;
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Revoked(reason) if reason == "maintenance"));
+    assert_eq!(operator.inspect(&one.name).await.unwrap().state, State::Revoked);
+    assert_eq!(operator.revoke(&one.name, &seen, &Revoke::Now).await.unwrap(), Revoked::Freed);
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+    let mut names = Vec::new();
+    let mut after = None;
+    loop {
+        let page = operator.list(after).await.unwrap();
+        names.extend(page.locks.into_iter().map(|lock| lock.name));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(names, [one.name]);
+}

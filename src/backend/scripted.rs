@@ -1,0 +1,134 @@
+//! A backend that does what a test tells it to, call by call: answer well, late or not at all, refuse,
+//! lose the lock, block the very thread it is called on.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::pending;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Result;
+use async_trait::async_trait;
+
+use super::{Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked};
+use crate::clock;
+use crate::exit::Fault;
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+
+/// What the next call of a verb meets.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    Good,
+    Busy,
+    Hang,
+    /// Answers, but only after this long.
+    Late(Duration),
+    Unreachable,
+    Refuse,
+    Lose,
+    Revoke,
+    /// Does not give the thread back for this long.
+    Block(Duration),
+}
+
+/// What was asked of the backend, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Acquire,
+    Withdraw,
+    Renew,
+    Release,
+}
+
+pub struct Scripted {
+    /// Once it is used up, every call goes well.
+    script: VecDeque<Act>,
+    pub calls: Rc<RefCell<Vec<Call>>>,
+    ttl: Duration,
+}
+
+impl Scripted {
+    pub fn new(ttl: Duration, script: &[Act]) -> Scripted {
+        Scripted { script: script.iter().copied().collect(), calls: Rc::default(), ttl }
+    }
+
+    async fn play(&mut self, call: Call) -> Result<Act> {
+        self.calls.borrow_mut().push(call);
+        let act = self.script.pop_front().unwrap_or(Act::Good);
+        match act {
+            Act::Hang => pending().await,
+            Act::Late(by) => tokio::time::sleep(by).await,
+            Act::Block(span) => std::thread::sleep(span),
+            Act::Unreachable => return Err(Fault::Unreachable.because("connection refused")),
+            Act::Refuse => return Err(Fault::Refused.because("wrong password")),
+            Act::Good | Act::Busy | Act::Lose | Act::Revoke => {}
+        }
+        Ok(act)
+    }
+
+    fn term(&self, from: clock::Instant) -> Term {
+        Term { from, ttl: self.ttl, slack: Duration::ZERO }
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Scripted {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        let from = clock::now();
+        if let Act::Busy = self.play(Call::Acquire).await? {
+            let ask_again = clock::now() + Duration::from_secs(1);
+            return Ok(Attempt::Busy(Busy { holder: None, ahead: None, ask_again }));
+        }
+        Ok(Attempt::Granted(Lease {
+            name: ask.name.clone(),
+            owner: ask.who.owner.clone(),
+            token: Token(1),
+            slot: None,
+            term: self.term(from),
+            descriptors: Vec::new(),
+        }))
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        pending().await
+    }
+
+    async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
+        self.calls.borrow_mut().push(Call::Withdraw);
+        Ok(())
+    }
+
+    async fn renew(&mut self, _lease: &Lease) -> Result<Renewal> {
+        let from = clock::now();
+        Ok(match self.play(Call::Renew).await? {
+            Act::Lose => Renewal::Lost("somebody else has it".into()),
+            Act::Revoke => Renewal::Revoked("because".into()),
+            _ => Renewal::Held(self.term(from)),
+        })
+    }
+
+    async fn release(&mut self, _lease: &Lease, _ending: &Ending) -> Result<Released> {
+        self.play(Call::Release).await?;
+        Ok(Released::Done)
+    }
+
+    async fn rehold(&mut self, _name: &LockName, _owner: &OwnerId, _ttl: Duration) -> Result<Reheld> {
+        Ok(Reheld::NotOurs)
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        Ok(LockState::free(name.clone(), "scripted"))
+    }
+
+    async fn list(&mut self, _after: Option<String>) -> Result<Page> {
+        Ok(Page::default())
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        Ok(Checkup::default())
+    }
+
+    async fn revoke(&mut self, _name: &LockName, _from: &Holder, _how: &Revoke) -> Result<Revoked> {
+        Ok(Revoked::NotHeld)
+    }
+}

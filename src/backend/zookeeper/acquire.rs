@@ -1,0 +1,276 @@
+//! Getting into the queue and to its head.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::queue::{Contender, Queue};
+use super::record::{Record, Slot};
+use super::reply::{self, Refusal, Stat};
+use super::request::{ANY_VERSION, Kind, Request};
+use super::{Place, ZooKeeper, operate, refusal, token};
+use crate::backend::{Ask, Attempt, Busy, Lease};
+use crate::clock::{self, Instant};
+use crate::lock::{Holder, LockName, Mode};
+
+/// How soon to look again for a slot that nobody should have: its holder lost its node, and has the slot
+/// for as long as its session lives.
+const SOON: Duration = Duration::from_millis(250);
+
+impl ZooKeeper {
+    pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
+        if !self.ensemble.is_fresh() {
+            self.ensemble.attach(ask.ttl).await?;
+        }
+        let mut queue = self.take_place(ask).await?;
+        let held_until = self.pass_holds(&ask.name, &mut queue).await?;
+        let place = self.place.as_ref().context("we have a place")?;
+        let position = queue.position(&place.node).context("our place is in the queue")?;
+        let differs = |before: &&Contender| before.mode.slots() != ask.mode.slots();
+        if let Some(other) = queue.ahead(position).iter().find(differs) {
+            let who = self.describe(&format!("{}/{}", self.lock_path(&ask.name), other.name)).await?;
+            let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
+            self.leave().await?;
+            return Ok(Attempt::OtherTerms(format!(
+                "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
+            )));
+        }
+        if queue.holds(position) { self.grant(ask).await } else { self.wait(ask, &queue, position, held_until).await }
+    }
+
+    /// Finds or takes our place, and reads the queue that it is in, after a transaction on this connection.
+    async fn take_place(&mut self, ask: &Ask) -> Result<Queue> {
+        let dir = self.lock_path(&ask.name);
+        // More than once, since our node and the container above it may be deleted while we look.
+        for _ in 0..4 {
+            if let Some(queue) = self.keep_place(&dir).await? {
+                return Ok(queue);
+            }
+            if self.asked && self.find_place(ask, &dir).await? {
+                continue;
+            }
+            if let Some(queue) = self.create_place(ask, &dir).await? {
+                return Ok(queue);
+            }
+        }
+        bail!("{dir} is deleted again and again")
+    }
+
+    async fn keep_place(&mut self, dir: &str) -> Result<Option<Queue>> {
+        let Some(place) = &self.place else { return Ok(None) };
+        let session = self.ensemble.session()?;
+        if place.session != session.id {
+            self.place = None;
+            return Ok(None);
+        }
+        if !session.is_proven() {
+            let check = Request::multi(&[Request::check(&place.path)]);
+            let committed = self.ensemble.call_one(check).await?;
+            let committed = committed.map_err(|why| refusal(why, "cannot keep our place"))?;
+            match reply::multi_refusal(&committed)? {
+                None => self.ensemble.prove(),
+                Some((_, Refusal::NoNode)) => self.place = None,
+                Some((_, why)) => return Err(refusal(why, "cannot keep our place")),
+            }
+        }
+        let queue = Queue::new(&self.children(dir).await?);
+        if self.place.as_ref().is_some_and(|place| queue.position(&place.node).is_some()) {
+            return Ok(Some(queue));
+        }
+        self.place = None;
+        Ok(None)
+    }
+
+    /// Looks for the place that a request without an answer may have taken.
+    async fn find_place(&mut self, ask: &Ask, dir: &str) -> Result<bool> {
+        let queue = Queue::new(&self.children(dir).await?);
+        let Some(contender) = queue.place_of(&self.spelling.stem(&ask.who.owner), false) else { return Ok(false) };
+        let path = format!("{dir}/{}", contender.name);
+        let Ok(answer) = self.ensemble.call_one(Request::get_data(&path, false)).await? else { return Ok(false) };
+        let (data, stat) = reply::read_data(&answer)?;
+        let session = self.ensemble.session()?;
+        match Record::from_bytes(&data) {
+            Some(record) if stat.ephemeral_owner == session.id => {
+                let place = Place::new(dir, contender.name.clone(), stat, record);
+                self.place = Some(place);
+                Ok(true)
+            }
+            // Of a session that we have given up: it would only stand in our own way.
+            _ => {
+                let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;
+                Ok(false)
+            }
+        }
+    }
+
+    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Queue>> {
+        let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
+        let record = Record::new(&ask.who, self.ensemble.session()?.ttl);
+        let path = format!("{dir}/{prefix}");
+        let create = Request::create(&path, &record.to_bytes(), self.acl(), Kind::EphemeralSequential);
+        self.asked = true;
+        let answers = self.ensemble.call(&[create, Request::get_children(dir)]).await?;
+        match &answers[..] {
+            [Ok(created), Ok(children)] => {
+                let (path, stat) = reply::read_created(created)?;
+                let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
+                let node = node.context("a node is made where it was asked for")?.to_owned();
+                let place = Place::new(dir, node, stat, record);
+                self.clock = Some(place.clock);
+                self.place = Some(place);
+                self.ensemble.prove();
+                let queue = Queue::new(&reply::read_children(children)?);
+                Ok(self.place.as_ref().and_then(|place| queue.position(&place.node)).map(|_| queue))
+            }
+            [Err(Refusal::NoNode), _] => {
+                self.make(dir, Kind::Container).await?;
+                Ok(None)
+            }
+            [Err(why), _] | [_, Err(why)] => Err(refusal(*why, format_args!("cannot take a place in {dir}"))),
+            _ => bail!("two answers to two requests"),
+        }
+    }
+
+    async fn grant(&mut self, ask: &Ask) -> Result<Attempt> {
+        if let Mode::Slots(slots) = ask.mode
+            && self.place.as_ref().is_some_and(|place| place.record.slot.is_none())
+        {
+            let slot = self.claim_slot(&ask.name, slots).await?;
+            self.place.as_mut().context("we have a place")?.record.slot = slot;
+            if slot.is_none() {
+                if !ask.queue {
+                    self.leave().await?;
+                }
+                return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again: clock::now() + SOON }));
+            }
+        }
+        let place = self.place.as_mut().context("we have a place")?;
+        let mut requests = Vec::new();
+        // Whoever holds alone since another let go needs no mark: the date of that release tells.
+        let marks = place.record.acquired_ms.is_none()
+            && match ask.mode {
+                Mode::Exclusive => false,
+                Mode::Shared => place.waited,
+                Mode::Slots(_) => true,
+            };
+        if marks {
+            place.record.acquire_now();
+            requests.push(Request::set_data(&place.path, &place.record.to_bytes(), place.version));
+        }
+        requests.push(Request::get_data(&place.path, true));
+        let path = place.path.clone();
+        requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
+        let answers = self.ensemble.call(&requests).await?;
+        let ours = &answers[usize::from(marks)];
+        if ask.once.is_some() && answers.last().is_some_and(Result::is_ok) {
+            self.leave().await?;
+            return Ok(Attempt::AlreadyRan);
+        }
+        let ours = ours.as_ref().map_err(|why| refusal(*why, format_args!("cannot watch {path}")))?;
+        let (_, stat) = reply::read_data(ours)?;
+        let place = self.place.as_mut().context("we have a place")?;
+        if marks && let Ok(marked) = &answers[0] {
+            place.version = reply::read_stat(marked)?.version;
+        }
+        if stat.version != place.version {
+            // An operator was here before the watch: the next renewal tells.
+            self.ensemble.poke();
+        }
+        let place = self.place.as_ref().context("we have a place")?;
+        Ok(Attempt::Granted(Lease {
+            name: ask.name.clone(),
+            owner: ask.who.owner.clone(),
+            token: place.token(),
+            slot: place.record.slot.map(|slot| slot.number),
+            term: self.term()?,
+            descriptors: Vec::new(),
+        }))
+    }
+
+    /// Takes the lowest free slot; `None` if none is free.
+    async fn claim_slot(&mut self, name: &LockName, slots: u32) -> Result<Option<Slot>> {
+        let dir = self.meta_path(name);
+        let children = self.children(&dir).await?;
+        let number = |child: &String| child.strip_prefix("slot-")?.parse::<u32>().ok();
+        let taken: Vec<u32> = children.iter().filter_map(number).collect();
+        let exists: Vec<Request> =
+            taken.iter().map(|slot| Request::exists(&self.slot_path(name, *slot), false)).collect();
+        let answers = if exists.is_empty() { Vec::new() } else { self.ensemble.call(&exists).await? };
+        let session = self.ensemble.session()?.id;
+        for (number, answer) in taken.iter().zip(&answers) {
+            let stat = answer.as_ref().ok().map(|answer| reply::read_stat(answer)).transpose()?;
+            if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session) {
+                return Ok(Some(Slot { number: *number, token: token(stat.czxid) }));
+            }
+        }
+        for number in (0..slots).filter(|number| !taken.contains(number)) {
+            let path = self.slot_path(name, number);
+            let create = |acl| Request::create(&path, b"", acl, Kind::Ephemeral);
+            let mut answer = self.ensemble.call_one(create(self.acl())).await?;
+            if answer == Err(Refusal::NoNode) {
+                self.make(&dir, Kind::Persistent).await?;
+                answer = self.ensemble.call_one(create(self.acl())).await?;
+            }
+            match answer {
+                Ok(created) => {
+                    let (_, stat) = reply::read_created(&created)?;
+                    return Ok(Some(Slot { number, token: token(stat.czxid) }));
+                }
+                Err(Refusal::NodeExists) => {}
+                Err(why) => return Err(refusal(why, format_args!("cannot take {path}"))),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn describe(&mut self, path: &str) -> Result<String> {
+        let answer = self.ensemble.call_one(Request::get_data(path, false)).await?;
+        let holder = answer.ok().map(|answer| holder(&answer, None)).transpose()?;
+        Ok(crate::report::describe(&holder.unwrap_or_default()))
+    }
+
+    /// Watches for what has to happen before it is our turn.
+    async fn wait(
+        &mut self,
+        ask: &Ask,
+        queue: &Queue,
+        position: usize,
+        held_until: Option<Instant>,
+    ) -> Result<Attempt> {
+        let dir = self.lock_path(&ask.name);
+        let head = &queue.contenders()[0];
+        let alone = head.mode == Mode::Exclusive;
+        let mut requests = vec![
+            Request::get_data(&format!("{dir}/{}", head.name), false),
+            Request::exists(&self.meta_path(&ask.name), false),
+        ];
+        requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
+        let blockers = if ask.queue { queue.blockers(position) } else { &[] };
+        let others = requests.len();
+        requests.extend(blockers.iter().map(|one| Request::exists(&format!("{dir}/{}", one.name), true)));
+        let answers = self.ensemble.call(&requests).await?;
+        if ask.once.is_some() && answers[2].is_ok() {
+            self.leave().await?;
+            return Ok(Attempt::AlreadyRan);
+        }
+        if answers[others..].contains(&Err(Refusal::NoNode)) {
+            self.ensemble.poke();
+        }
+        let released = answers[1].as_ref().ok().map(|answer| reply::read_stat(answer)).transpose()?;
+        let holder = answers[0].as_ref().ok().map(|answer| holder(answer, released.filter(|_| alone))).transpose()?;
+        let session = self.ensemble.session()?;
+        let ask_again = session.proven + session.ttl / 3;
+        let ask_again = held_until.map_or(ask_again, |end| end.min(ask_again));
+        if ask.queue {
+            self.place.as_mut().context("we have a place")?.waited = true;
+        } else {
+            self.leave().await?;
+        }
+        Ok(Attempt::Busy(Busy { holder, ahead: Some(position), ask_again }))
+    }
+}
+
+fn holder(answer: &[u8], released: Option<Stat>) -> Result<Holder> {
+    let (data, stat) = reply::read_data(answer)?;
+    Ok(operate::holder(stat, Record::from_bytes(&data), released))
+}

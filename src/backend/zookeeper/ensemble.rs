@@ -1,0 +1,262 @@
+//! Our session with the ensemble: which server serves it, since when the leader counts its timeout, and
+//! how it is taken to another server. Knows no lock.
+//!
+//! Why no client library: a lease must be counted from an instant at which the *leader* is known to have
+//! heard from us. A server that is not the leader passes on that a session is alive only with its own
+//! pings, and answers pings and reads for `syncLimit` ticks (10 s by default) after it has lost the
+//! leader: all the while a library reports a healthy session that the leader is about to expire. Taking
+//! over a session to a new connection is different: the server asks the leader, which restarts the
+//! timeout, before it answers. A transaction committed behind it on the same connection proves that
+//! this leader still had its quorum. So [`Ensemble::attach`] and a committed transaction are what a
+//! lease is extended by, and the instant before `attach` is what it counts from. No margin of a tick is
+//! needed then: whichever leader expires the session, it began to count later than we did.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio_rustls::rustls::ClientConfig;
+
+use super::link::Link;
+use super::reply::{Answer, Refusal};
+use super::request::Request;
+use crate::backend::address::Host;
+use crate::backend::{Address, Patience, tls, within};
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
+
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub id: i64,
+    pub password: Vec<u8>,
+    /// The least that any server granted: a new leader goes by what the first one noted down.
+    pub ttl: Duration,
+    /// Before the request was written with which a server last took the session over.
+    pub attached: Instant,
+    /// The latest of these instants that the leader is proven to have counted from.
+    pub proven: Instant,
+    /// The latest transaction seen; a server that is behind it turns us away.
+    pub seen: i64,
+}
+
+impl Session {
+    pub fn is_proven(&self) -> bool {
+        self.proven == self.attached
+    }
+}
+
+pub struct Ensemble {
+    hosts: Vec<Host>,
+    tls: Option<Arc<ClientConfig>>,
+    login: Option<(String, String)>,
+    patience: Patience,
+    /// The server to try first.
+    next: usize,
+    /// A verb has come to its end: from then on no server may take as long as at first.
+    pub answered: bool,
+    pub session: Option<Session>,
+    /// `None` while a request is under way: if its future is dropped, nobody uses the connection again.
+    link: Option<Link>,
+}
+
+/// The ensemble has ended our session, or is as good as certain to have; what was ephemeral of it is gone.
+#[derive(Debug)]
+pub struct SessionExpired;
+
+impl fmt::Display for SessionExpired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the server has expired our session")
+    }
+}
+
+impl std::error::Error for SessionExpired {}
+
+impl Ensemble {
+    pub fn new(address: &Address, patience: Patience) -> Result<Ensemble> {
+        let hosts = address.hosts().to_vec();
+        if hosts.is_empty() {
+            return Err(Fault::Config.because("a zookeeper:// URL names at least one host"));
+        }
+        let tls = match address.scheme() {
+            "zookeepers" => Some(tls::client_config(address)?),
+            _ => tls::refuse(address).map(|()| None)?,
+        };
+        let login = match (address.username(), address.password()?) {
+            (Some(username), Some(password)) => Some((username.to_owned(), password)),
+            (Some(_), None) => return Err(Fault::Config.because("a username needs a password")),
+            (None, Some(_)) => return Err(Fault::Config.because("a password needs a username")),
+            (None, None) => None,
+        };
+        // Not everybody on the first server.
+        let mut random = [0];
+        getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
+        let next = usize::from(random[0]) % hosts.len();
+        Ok(Ensemble { hosts, tls, login, patience, next, answered: false, session: None, link: None })
+    }
+
+    /// How many servers we know of.
+    pub fn hosts(&self) -> usize {
+        self.hosts.len()
+    }
+
+    pub fn is_authenticated(&self) -> bool {
+        self.login.is_some()
+    }
+
+    /// Brings our session, or a new one with this ttl, to a new connection, and the leader to restart its
+    /// timeout. The connection before it is closed by the server, or by us once this one stands.
+    pub async fn attach(&mut self, ttl: Duration) -> Result<()> {
+        // Whether or not a server still knows it: nobody may claim a lock by a session this old. One that
+        // lost its memory would turn us away for having seen more than it has, for ever.
+        if self.session.as_ref().is_some_and(|session| session.proven.elapsed() > 2 * session.ttl) {
+            self.session = None;
+            bail!(SessionExpired);
+        }
+        // Not to be used again if this is given up half-way, but closed only after it is replaced: the server
+        // then does so itself, without a complaint in its log.
+        let _previous = self.link.take();
+        let hosts = self.hosts.len();
+        let patience = match self.session {
+            Some(_) if self.answered => self.patience.attempt,
+            _ => self.patience.connect / hosts as u32,
+        };
+        let mut failure: Option<anyhow::Error> = None;
+        for _ in 0..hosts {
+            let host = self.next;
+            // Already now: should this attempt be dropped, the next one tries another server.
+            self.next = (host + 1) % hosts;
+            match within(patience, self.attach_to(host, ttl)).await {
+                Ok(()) => {
+                    self.next = host;
+                    return Ok(());
+                }
+                Err(error) if error.is::<SessionExpired>() => return Err(error),
+                Err(error) if Fault::of(&error) == Fault::Refused => failure = Some(error),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.unwrap_or_else(|| Fault::Internal.because("no host was tried")))
+    }
+
+    async fn attach_to(&mut self, host: usize, ttl: Duration) -> Result<()> {
+        let host = &self.hosts[host];
+        let mut link = Link::open(host, self.tls.as_ref()).await?;
+        let (id, password, seen, ttl) = match &self.session {
+            Some(session) => (session.id, session.password.as_slice(), session.seen, session.ttl),
+            None => (0, &[0; 16][..], 0, ttl),
+        };
+        let attached = clock::now();
+        let connected = link.handshake(id, password, ttl, seen).await.with_context(|| host.name.clone())?;
+        if connected.session == 0 {
+            self.session = None;
+            self.link = None;
+            bail!(SessionExpired);
+        }
+        if let Some((username, password)) = &self.login {
+            for answer in link.call(&[Request::digest_auth(username, password)]).await? {
+                answer.context("digest authentication").context(Fault::Refused)?;
+            }
+        }
+        let (ttl, proven) = match &self.session {
+            Some(session) => (connected.ttl.min(session.ttl), session.proven),
+            // A new session is a committed transaction itself.
+            None => (connected.ttl, attached),
+        };
+        let (id, password) = (connected.session, connected.password);
+        self.session = Some(Session { id, password, ttl, attached, proven, seen: link.seen });
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// A transaction was committed behind the last [`attach`](Self::attach).
+    pub fn prove(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.proven = session.attached;
+        }
+    }
+
+    /// Whether requests can go out on a connection that is not due to be renewed.
+    pub fn is_fresh(&self) -> bool {
+        let recent = |session: &Session| session.proven.elapsed() < session.ttl / 4;
+        self.link.is_some() && self.session.as_ref().is_some_and(recent)
+    }
+
+    pub fn is_linked(&self) -> bool {
+        self.link.is_some()
+    }
+
+    pub fn session(&self) -> Result<&Session> {
+        self.session.as_ref().context("no session is open")
+    }
+
+    /// Sends requests on the connection that [`attach`](Self::attach) made.
+    pub async fn call(&mut self, requests: &[Request]) -> Result<Vec<Answer>> {
+        let mut link = self.link.take().context("no connection is open").context(Fault::Unreachable)?;
+        let patience = if self.answered { self.patience.attempt } else { self.patience.connect };
+        let answers = within(patience, link.call(requests)).await?;
+        for answer in &answers {
+            match answer {
+                Err(Refusal::SessionExpired) => {
+                    self.session = None;
+                    bail!(SessionExpired);
+                }
+                Err(Refusal::SessionMoved) => return Err(Fault::Unreachable.because(Refusal::SessionMoved)),
+                _ => {}
+            }
+        }
+        if let Some(session) = &mut self.session {
+            session.seen = link.seen;
+        }
+        self.link = Some(link);
+        Ok(answers)
+    }
+
+    pub async fn call_one(&mut self, request: Request) -> Result<Answer> {
+        self.call(&[request]).await?.pop().context("one request has one answer")
+    }
+
+    /// Returns when a watch fires, and once when the connection breaks; never while there is none.
+    pub async fn changed(&mut self) {
+        match &mut self.link {
+            None => std::future::pending().await,
+            Some(link) => {
+                if link.notification().await.is_err() {
+                    self.link = None;
+                }
+            }
+        }
+    }
+
+    /// Makes the next [`changed`](Self::changed) return at once.
+    pub fn poke(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.notified = true;
+        }
+    }
+
+    /// Ends a session that nothing hangs on any more, without waiting for the word that it has ended. Should it live
+    /// on for a ttl, that would harm nobody.
+    pub async fn part(&mut self) {
+        self.session = None;
+        if let Some(link) = self.link.take() {
+            let _ = within(self.patience.attempt, link.say(Request::close_session())).await;
+        }
+    }
+
+    /// Ends our session, and with it all that is ephemeral of ours.
+    pub async fn close(&mut self) -> Result<()> {
+        let Some(session) = &self.session else { return Ok(()) };
+        let ttl = session.ttl;
+        if self.link.is_none() {
+            match self.attach(ttl).await {
+                Err(error) if error.is::<SessionExpired>() => return Ok(()),
+                attached => attached?,
+            }
+        }
+        self.call_one(Request::close_session()).await??;
+        self.link = None;
+        self.session = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! What `dlock doctor` wants to know: how many servers there are, whether the URL names them all, and which
+//! ttl they grant.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::Result;
+use humantime::format_duration;
+
+use super::ZooKeeper;
+use super::reply;
+use super::request::Request;
+use crate::backend::{Checkup, Finding};
+use crate::clock;
+
+/// Where an ensemble describes itself, for everybody to read.
+const CONFIGURATION: &str = "/zookeeper/config";
+
+impl ZooKeeper {
+    pub(super) async fn check_up(&mut self) -> Result<Checkup> {
+        let shortest = self.granted(Duration::from_millis(1)).await?;
+        let longest = self.granted(Duration::from_secs(7 * 24 * 3600)).await?;
+        let (shortest, longest) = (format_duration(shortest), format_duration(longest));
+        let granted = format!("the server grants a ttl from {shortest} to {longest}, and the nearer one for any other");
+        let mut findings = vec![Finding::fine("zookeeper-ttl", granted)];
+        if let Ok(answer) = self.ensemble.call_one(Request::get_data(CONFIGURATION, false)).await? {
+            let (text, _) = reply::read_data(&answer)?;
+            let text = String::from_utf8_lossy(&text);
+            let servers =
+                text.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count();
+            findings.push(size(servers));
+            findings.extend(coverage(self.ensemble.hosts(), servers));
+        }
+        Ok(Checkup { findings, clock_offset_us: self.clock_offset() })
+    }
+
+    /// What a server makes of a wish.
+    async fn granted(&mut self, wish: Duration) -> Result<Duration> {
+        self.leave().await?;
+        self.ensemble.attach(wish).await?;
+        Ok(self.ensemble.session()?.ttl)
+    }
+
+    fn clock_offset(&self) -> Option<i64> {
+        let micros =
+            |time: std::time::SystemTime| i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok();
+        Some(micros(self.clock?.now())? - micros(clock::wall())?)
+    }
+}
+
+fn size(servers: usize) -> Finding {
+    match servers {
+        0 | 1 => Finding::weak(
+            "zookeeper-servers",
+            "one server, alone",
+            "while it is down no lock can be taken or kept, and with its disk go the tokens, which then start anew",
+            "run an ensemble of three servers",
+        ),
+        2 => Finding::weak(
+            "zookeeper-servers",
+            "an ensemble of 2 servers",
+            "two have a quorum only together: the failure of either stops both",
+            "add a third",
+        ),
+        _ => Finding::fine("zookeeper-servers", format!("an ensemble of {servers} servers")),
+    }
+}
+
+fn coverage(named: usize, servers: usize) -> Option<Finding> {
+    (named < servers).then(|| {
+        Finding::weak(
+            "zookeeper-url",
+            format!("the URL names {named} of {servers} servers"),
+            "when those fail, dlock does not find the others, and has to end the command",
+            "name them all: zookeeper://h1,h2,h3",
+        )
+    })
+}

@@ -1,0 +1,287 @@
+//! ZooKeeper: every contender is an ephemeral sequential node, and the lowest sequence number holds.
+//! Knows the recipe; the wire, the session and the reading of names are in the modules beside it.
+//!
+//! ```text
+//! /dlock/NAME                    a container, which the server removes some time after its last child
+//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`Record`], with the mark of a revoke
+//! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`hold`]
+//! /dlock-meta/NAME               how the last run ended; kept
+//! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
+//! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
+//! ```
+//!
+//! The token is the czxid of our node: the number of the transaction that created it, which no loss of
+//! the parent takes back, and which grows with the sequence number, in whose order the lock is granted.
+//! With slots, whose holders come and go in any order, it is the czxid of the slot's node.
+//!
+//! The lease is the session: its timeout as negotiated is the ttl. How it is extended, and why one can
+//! count on it to the millisecond, see [`ensemble`].
+
+mod acquire;
+mod ensemble;
+mod examine;
+mod hold;
+mod link;
+mod operate;
+mod queue;
+mod record;
+mod release;
+mod renew;
+mod reply;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use async_trait::async_trait;
+
+use self::ensemble::{Ensemble, SessionExpired};
+use self::queue::Spelling;
+use self::record::{Record, ServerClock};
+use self::reply::{Answer, Refusal, Stat};
+use self::request::{Acl, Kind, Request};
+use super::{
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+};
+use crate::exit::Fault;
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+
+pub struct ZooKeeper {
+    ensemble: Ensemble,
+    /// Where all our paths lie; must exist.
+    chroot: String,
+    root: String,
+    meta: String,
+    spelling: Spelling,
+    place: Option<Place>,
+    /// A place was asked for, and the answer may have got lost.
+    asked: bool,
+    /// As of the last place that was taken.
+    clock: Option<ServerClock>,
+    /// What of a list of all locks is still to come.
+    listing: std::vec::IntoIter<LockName>,
+}
+
+/// Our node among the contenders.
+struct Place {
+    path: String,
+    node: String,
+    /// Whose ephemeral node it is.
+    session: i64,
+    czxid: i64,
+    /// Of the data that we wrote; another one is an operator's.
+    version: i32,
+    record: Record,
+    clock: ServerClock,
+    /// We were told to wait, so that the node's age is not the age of the grant.
+    waited: bool,
+}
+
+pub const PARAMETERS: &[&str] = &["recipe"];
+
+/// What a session asks for that has no place in a queue to keep.
+const VISIT: Duration = Duration::from_secs(10);
+
+impl ZooKeeper {
+    pub fn open(address: &Address, patience: Patience) -> Result<ZooKeeper> {
+        let spelling = match address.param("recipe") {
+            None | Some("curator") => Spelling::Curator,
+            Some("kazoo") => Spelling::Kazoo,
+            Some(other) => {
+                return Err(Fault::Config.because(format_args!("recipe is curator or kazoo, not {other:?}")));
+            }
+        };
+        let chroot = address.path().trim_end_matches('/').to_owned();
+        let root = format!("{chroot}/{}", address.param("prefix").unwrap_or("dlock").trim_matches('/'));
+        if root.split('/').skip(1).any(|part| matches!(part, "" | "." | "..")) {
+            return Err(Fault::Config.because(format_args!("{root:?} is not the path of a node")));
+        }
+        let ensemble = Ensemble::new(address, patience)?;
+        Ok(ZooKeeper {
+            ensemble,
+            meta: format!("{root}-meta"),
+            root,
+            chroot,
+            spelling,
+            place: None,
+            asked: false,
+            clock: None,
+            listing: Vec::new().into_iter(),
+        })
+    }
+
+    fn acl(&self) -> Acl {
+        if self.ensemble.is_authenticated() { Acl::Creator } else { Acl::Anyone }
+    }
+
+    fn lock_path(&self, name: &LockName) -> String {
+        format!("{}/{}", self.root, name.encoded())
+    }
+
+    fn meta_path(&self, name: &LockName) -> String {
+        format!("{}/{}", self.meta, name.encoded())
+    }
+
+    fn slot_path(&self, name: &LockName, number: u32) -> String {
+        format!("{}/slot-{number}", self.meta_path(name))
+    }
+
+    fn once_path(&self, name: &LockName, key: &str) -> String {
+        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
+        let escaped: String = key
+            .bytes()
+            .map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+            .collect();
+        format!("{}/once-{escaped}", self.meta_path(name))
+    }
+
+    /// Makes a node and whatever is missing above it, but not above the chroot.
+    async fn make(&mut self, path: &str, kind: Kind) -> Result<()> {
+        let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
+        let mut requests: Vec<Request> =
+            parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent)).collect();
+        requests.push(Request::create(path, b"", self.acl(), kind));
+        let answers = self.ensemble.call(&requests).await?;
+        match answers.last() {
+            Some(Ok(_) | Err(Refusal::NodeExists)) => Ok(()),
+            // Why one further up was refused says more.
+            Some(Err(Refusal::NoNode)) if answers[0] == Err(Refusal::NoNode) => Err(self.no_chroot()),
+            _ => {
+                let refused =
+                    |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NodeExists);
+                let why = answers.iter().find_map(refused).context("a refusal has a reason")?;
+                Err(refusal(why, format_args!("cannot create {path}")))
+            }
+        }
+    }
+
+    fn no_chroot(&self) -> anyhow::Error {
+        let chroot = &self.chroot;
+        Fault::Config.because(format_args!("the chroot {chroot} does not exist on the server: create it first"))
+    }
+
+    async fn children(&mut self, path: &str) -> Result<Vec<String>> {
+        match self.ensemble.call_one(Request::get_children(path)).await? {
+            Ok(answer) => reply::read_children(&answer),
+            Err(Refusal::NoNode) => Ok(Vec::new()),
+            Err(why) => Err(refusal(why, format_args!("cannot list {path}"))),
+        }
+    }
+
+    /// Ends our session, and our place in the queue with it.
+    async fn leave(&mut self) -> Result<()> {
+        self.ensemble.close().await?;
+        self.forget_place();
+        Ok(())
+    }
+
+    fn forget_place(&mut self) {
+        self.place = None;
+        self.asked = false;
+    }
+
+    fn term(&self) -> Result<Term> {
+        let session = self.ensemble.session()?;
+        Ok(Term { from: session.proven, ttl: session.ttl, slack: Duration::ZERO })
+    }
+}
+
+impl Place {
+    fn new(dir: &str, node: String, stat: Stat, record: Record) -> Place {
+        let Stat { czxid, ctime, version, ephemeral_owner: session, .. } = stat;
+        let clock = ServerClock { date: ctime, read: crate::clock::now() };
+        Place { path: format!("{dir}/{node}"), node, session, czxid, version, record, clock, waited: false }
+    }
+
+    fn token(&self) -> Token {
+        self.record.slot.map_or_else(|| token(self.czxid), |slot| slot.token)
+    }
+}
+
+fn token(czxid: i64) -> Token {
+    Token(u64::try_from(czxid).unwrap_or(0))
+}
+
+/// A refusal that is no part of the recipe.
+fn refusal(why: Refusal, what: impl std::fmt::Display) -> anyhow::Error {
+    let error = anyhow::Error::new(why).context(what.to_string());
+    match why {
+        Refusal::NoAuth | Refusal::AuthFailed => error.context(Fault::Refused),
+        _ => error,
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for ZooKeeper {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        let attempt = match self.contend(ask).await {
+            Err(error) if error.is::<SessionExpired>() => {
+                self.place = None;
+                self.contend(ask).await
+            }
+            attempt => attempt,
+        };
+        self.ensemble.answered |= attempt.is_ok();
+        attempt
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        self.ensemble.changed().await;
+        Ok(())
+    }
+
+    async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
+        self.leave().await
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        match self.extend(lease).await {
+            Err(error) if error.is::<SessionExpired>() => Ok(Renewal::Lost(SessionExpired.to_string())),
+            renewal => renewal,
+        }
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        match self.let_go(lease, ending).await {
+            Err(error) if error.is::<SessionExpired>() => self.was_released(lease).await,
+            released => released,
+        }
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        self.visit().await?;
+        let reheld = self.move_end(name, owner, ttl).await?;
+        self.end_visit().await;
+        Ok(reheld)
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        self.visit().await?;
+        let state = self.look(name).await?.state(name);
+        self.end_visit().await;
+        Ok(state)
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        self.visit().await?;
+        let page = self.page(after).await?;
+        self.end_visit().await;
+        Ok(page)
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        let checkup = self.check_up().await?;
+        self.end_visit().await;
+        Ok(checkup)
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        self.visit().await?;
+        let revoked = self.take_away(name, from, how).await?;
+        self.end_visit().await;
+        Ok(revoked)
+    }
+}

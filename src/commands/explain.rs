@@ -1,0 +1,45 @@
+//! `dlock run --explain`: the timeline and where each setting came from. Runs nothing.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::clock::Instant;
+use crate::config::Job;
+use crate::exit::Exit;
+use crate::lock::Term;
+
+pub fn explain(job: &Job) -> Result<Exit> {
+    std::io::stdout().write_all(text(job)?.as_bytes())?;
+    Ok(Exit::OK)
+}
+
+fn text(job: &Job) -> Result<String> {
+    let zero = Instant::from_nanos(0);
+    let terms = job.terms;
+    let at = terms.deadlines(Term { from: zero, ttl: terms.ttl, slack: Duration::ZERO });
+    let row = |instant: Instant, what: &str| {
+        let span = instant.since(zero);
+        format!("  {:>9.3}s  {what}\n", span.as_secs_f64())
+    };
+    let mut out = format!("lock {} ({}) on {}\n\n", job.name, job.mode, job.service.address);
+    writeln!(out, "counted from the last renewal that succeeded:")?;
+    out += &row(zero, "the request that sets the lease is sent");
+    out += &row(zero + terms.renew_every(), "renewal, again and again if it fails");
+    out += &row(zero + terms.renew_every() + terms.attempt(), "that attempt counts as unanswered");
+    out += &row(at.term, &format!("{} to every process of the command", signal_name(job.signal)));
+    out += &row(at.kill, "SIGKILL to every process of the command");
+    out += &row(at.end, "the lock is not claimed any more");
+    out += &row(zero + terms.ttl, "the lease ends on the server");
+    writeln!(out, "\nsettings:")?;
+    for one in &job.explained {
+        writeln!(out, "  {:<20} {:<20} {}", one.key, one.value, one.source)?;
+    }
+    Ok(out)
+}
+
+fn signal_name(signal: i32) -> String {
+    nix::sys::signal::Signal::try_from(signal).map_or_else(|_| signal.to_string(), |signal| signal.to_string())
+}

@@ -1,0 +1,98 @@
+//! `dlock force-release`: take a lock away from its holder, having shown whose it is.
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::Result;
+
+use super::block_on;
+use crate::backend::{self, Revoke, Revoked, within};
+use crate::config::Takeaway;
+use crate::exit::{Exit, Fault};
+use crate::lock::{Holder, LockState};
+use crate::report::{describe, escape};
+
+pub fn force_release(order: &Takeaway) -> Result<Exit> {
+    let patience = order.service.patience.connect;
+    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+    block_on(async {
+        let state = within(patience, backend.inspect(&order.name)).await?;
+        if state.holders.is_empty() {
+            say(format!("{}: nobody holds it", order.name))?;
+            return Ok(Exit::OK);
+        }
+        let holders = chosen(order, &state)?;
+        if !confirmed(order, &state, &holders)? {
+            say(format!("{}: left alone", order.name))?;
+            return Ok(Exit::OK);
+        }
+        let how = match (order.now, &order.reason) {
+            (true, _) => Revoke::Now,
+            (false, Some(reason)) => Revoke::Safely { reason: reason.clone() },
+            (false, None) => Revoke::Safely { reason: "no reason given".into() },
+        };
+        for holder in holders {
+            let revoked = within(patience, backend.revoke(&order.name, holder, &how)).await?;
+            tell(order, holder, revoked)?;
+        }
+        Ok(Exit::OK)
+    })
+}
+
+/// The holders that are meant: all, or the one with the token that was named.
+fn chosen<'a>(order: &Takeaway, state: &'a LockState) -> Result<Vec<&'a Holder>> {
+    let meant = |holder: &&Holder| order.token.is_none() || holder.fencing_token == order.token;
+    let holders: Vec<_> = state.holders.iter().filter(meant).collect();
+    match order.token {
+        Some(token) if holders.is_empty() => Err(Fault::NotOurs.because(format_args!(
+            "{}: no holder has the token {token} (any more); it is held by {}",
+            order.name,
+            state.holders.iter().map(who).collect::<Vec<_>>().join(", "),
+        ))),
+        _ => Ok(holders),
+    }
+}
+
+fn confirmed(order: &Takeaway, state: &LockState, holders: &[&Holder]) -> Result<bool> {
+    if order.yes {
+        return Ok(true);
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Fault::Usage.because("without a terminal to ask on, force-release needs --yes"));
+    }
+    // Where the question is asked, and not where the outcome may be piped to.
+    let mut terminal = std::io::stderr();
+    for holder in holders {
+        writeln!(terminal, "{}", escape(format_args!("{}: held by {}", order.name, who(holder))))?;
+    }
+    let waiting = state.waiters.len();
+    let effect = if order.now { "free it on the spot" } else { "tell its holder to let go" };
+    write!(terminal, "{waiting} waiting. Really {effect}? [y/N] ")?;
+    let mut answer = String::new();
+    if std::io::stdin().read_line(&mut answer)? == 0 {
+        writeln!(terminal)?;
+    }
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn tell(order: &Takeaway, holder: &Holder, revoked: Revoked) -> Result<()> {
+    let (name, who) = (&order.name, who(holder));
+    match revoked {
+        Revoked::Marked => {
+            say(format!("{name}: told {who} to let go; the next gets it when that command has ended, or its lease has"))
+        }
+        Revoked::Freed => {
+            say(format!("{name}: taken from {who}; its command may still run for a moment beside the next one"))
+        }
+        Revoked::NotHeld => say(format!("{name}: {who} does not hold it any more")),
+        Revoked::Impossible(why) => Err(Fault::Refused.because(format_args!("{name}: {why}"))),
+    }
+}
+
+fn who(holder: &Holder) -> String {
+    let token = holder.fencing_token.map(|token| format!(", token {token}")).unwrap_or_default();
+    format!("{}{token}", describe(holder))
+}
+
+fn say(line: String) -> Result<()> {
+    Ok(writeln!(std::io::stdout(), "{}", escape(line))?)
+}

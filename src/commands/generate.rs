@@ -1,0 +1,172 @@
+//! `dlock completions` and `dlock man`: what also stands, checked in, under completions/ and man/.
+
+use std::io::Write;
+
+use anyhow::Result;
+use clap::{Arg, Command, CommandFactory};
+use clap_complete::Shell;
+
+use crate::backend;
+use crate::cli::Cli;
+use crate::config::{SETTINGS, variable};
+use crate::exit::Exit;
+use crate::metrics::METRICS;
+
+/// What the options do not say: exit codes, signals, limits, examples.
+const MAN_TAIL: &str = include_str!("man.roff");
+
+pub fn completions(shell: Shell) -> Result<Exit> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "dlock", &mut text);
+    let text = String::from_utf8(text)?;
+    print(with_live_words(shell, &text).as_bytes())
+}
+
+/// Lets the shells ask dlock itself for the names of locks and profiles, where the generator knows only of
+/// files. `-b` before the word is not looked at: the locks are those of the default backend.
+fn with_live_words(shell: Shell, script: &str) -> String {
+    let ask = |kind: &str| format!("$(dlock words {kind} 2>/dev/null)");
+    match shell {
+        Shell::Bash => {
+            let files = "\n                    COMPREPLY=($(compgen -f \"${cur}\"))";
+            let words =
+                |kind| format!("\n                    COMPREPLY=($(compgen -W \"{}\" -- \"${{cur}}\"))", ask(kind));
+            let mut script = script.replace(&format!("--name){files}"), &format!("--name){}", words("names")));
+            for flag in ["--backend)", "-b)"] {
+                script = script.replace(&format!("{flag}{files}"), &format!("{flag}{}", words("profiles")));
+            }
+            script
+        }
+        Shell::Zsh => {
+            let words = |kind| format!("{{compadd -- {}}}", ask(kind));
+            let script = script.replace(":NAME:_default", &format!(":NAME:{}", words("names")));
+            let script = script.replace(":URL|PROFILE:_default", &format!(":URL|PROFILE:{}", words("profiles")));
+            let script = script.replace(
+                "every lock of the backend:_default",
+                &format!("every lock of the backend:{}", words("names")),
+            );
+            script.replace(":name -- The lock:_default", &format!(":name -- The lock:{}", words("names")))
+        }
+        Shell::Fish => {
+            let mut script = script.to_owned();
+            let names = "'(dlock words names 2>/dev/null)'";
+            for verb in ["run", "acquire", "renew", "release"] {
+                script +=
+                    &format!("complete -c dlock -n \"__fish_dlock_using_subcommand {verb}\" -l name -x -a {names}\n");
+            }
+            for verb in ["status", "force-release"] {
+                script += &format!("complete -c dlock -n \"__fish_dlock_using_subcommand {verb}\" -f -a {names}\n");
+            }
+            script += "complete -c dlock -s b -l backend -x -a '(dlock words profiles 2>/dev/null)'\n";
+            script
+        }
+        _ => script.to_owned(),
+    }
+}
+
+pub fn man() -> Result<Exit> {
+    print(man_page().as_bytes())
+}
+
+fn man_page() -> String {
+    let mut cli = Cli::command();
+    cli.build();
+    let version = cli.get_version().unwrap_or_default();
+    let mut page = format!(".TH DLOCK 1 2026-11-16 \"dlock {version}\" \"User Commands\"\n.SH NAME\n");
+    page += &format!(
+        "dlock \\- {}\n.SH SYNOPSIS\n.nf\n",
+        roff(&cli.get_about().map(ToString::to_string).unwrap_or_default())
+    );
+    page += "dlock run \\-\\-name NAME [OPTION...] \\-\\- COMMAND [ARG...]\n";
+    for verb in cli.get_subcommands().filter(|verb| verb.get_name() != "run" && !verb.is_hide_set()) {
+        let usage = verb.clone().render_usage().to_string().replacen("Usage: ", "", 1);
+        page += &format!("{}\n", roff(&usage));
+    }
+    page += ".fi\n.SH COMMANDS\n";
+    for verb in cli.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        page += &section(verb);
+    }
+    wrapped(&(page + &with_lists(MAN_TAIL)))
+}
+
+/// Puts in what the program knows by itself.
+fn with_lists(text: &str) -> String {
+    let joined = |words: &[String]| roff(&words.join(", "));
+    let mut parameters = format!(".TP\n.I all but file\n{}", roff(&backend::COMMON.join(", ")));
+    for same in backend::SCHEMES.chunk_by(|(_, one), (_, other)| one == other) {
+        let schemes: Vec<_> = same.iter().map(|(scheme, _)| *scheme).collect();
+        let own = match same.first() {
+            Some(("file", _)) => "none".to_owned(),
+            Some((_, own)) if !own.is_empty() => own.join(", "),
+            _ => "no others".to_owned(),
+        };
+        parameters += &format!("\n.TP\n.I {}\n{}", roff(&schemes.join(", ")), roff(&own));
+    }
+    let metrics = METRICS.map(|(name, kind, help)| format!(".TP\n.I {name}\n{} A {kind}.", roff(help)));
+    text.replace("@VARIABLES@", &joined(&SETTINGS.map(variable)))
+        .replace("@KEYS@", &joined(&SETTINGS.map(str::to_owned)))
+        .replace("@PARAMETERS@", &parameters)
+        .replace("@METRICS@", &metrics.join("\n"))
+}
+
+/// Manual pages have short lines; what is shown as it stands is left as it is.
+fn wrapped(page: &str) -> String {
+    const WIDTH: usize = 78;
+    let mut text = String::new();
+    let mut as_it_stands = false;
+    for line in page.lines() {
+        as_it_stands = (as_it_stands || line == ".nf") && line != ".fi";
+        if as_it_stands || line.starts_with('.') {
+            text += line;
+        } else {
+            let mut column = 0;
+            for (n, word) in line.split(' ').enumerate() {
+                let fits = column + 1 + word.len() <= WIDTH;
+                text += if n == 0 {
+                    ""
+                } else if fits {
+                    " "
+                } else {
+                    "\n"
+                };
+                column = if fits && n > 0 { column + 1 + word.len() } else { word.len() };
+                text += word;
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn section(verb: &Command) -> String {
+    let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
+    let mut text = format!(".SS dlock {}\n{}.\n", roff(verb.get_name()), roff(&about));
+    for arg in verb.get_arguments().filter(|arg| arg.get_id() != "help" && !arg.is_hide_set()) {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        text += &format!(".TP\n{}\n{}.\n", tag(arg), roff(&help));
+    }
+    text
+}
+
+/// `\fB\-w\fR, \fB\-\-wait\fR \fIDUR\fR`
+fn tag(arg: &Arg) -> String {
+    let short = arg.get_short().map(|short| format!("\\fB\\-{short}\\fR"));
+    let long = arg.get_long().map(|long| format!("\\fB\\-\\-{}\\fR", roff(long)));
+    let names: Vec<_> = short.into_iter().chain(long).collect();
+    let takes_value = arg.get_action().takes_values();
+    let value = arg.get_value_names().and_then(|names| names.first()).map(|name| format!("\\fI{}\\fR", roff(name)));
+    match (names.is_empty(), value.filter(|_| takes_value)) {
+        (true, value) => value.unwrap_or_else(|| format!("\\fI{}\\fR", roff(arg.get_id().as_str()))),
+        (false, Some(value)) => format!("{} {value}", names.join(", ")),
+        (false, None) => names.join(", "),
+    }
+}
+
+fn roff(text: &str) -> String {
+    text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq").replace("\n.", "\n\\&.")
+}
+
+fn print(text: &[u8]) -> Result<Exit> {
+    std::io::stdout().write_all(text)?;
+    Ok(Exit::OK)
+}

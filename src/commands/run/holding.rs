@@ -1,0 +1,128 @@
+//! While the command runs under the lock.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::signal::{Signal, raise};
+
+use super::Run;
+use super::course::{self, Cause, Course};
+use crate::clock::{self, Instant};
+use crate::config::OnLost;
+use crate::events::{Caught, Happening};
+use crate::exit::Exit;
+use crate::guardian::Report;
+use crate::keeper::News;
+use crate::lock::Deadlines;
+use crate::mutant::{self, Mutant};
+use crate::report::Event;
+
+impl Run {
+    /// Until no process of the command is left.
+    pub fn supervise(&mut self, deadlines: Option<Deadlines>) -> Result<Course> {
+        let mut course = Course::default();
+        let mut timeout = self.job.timeout.map(|limit| clock::now() + limit);
+        let mut backstop = deadlines.map(Deadlines::backstop);
+        loop {
+            if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
+                return Ok(course);
+            }
+            let due = [timeout, backstop].into_iter().flatten().min();
+            match self.next(due)? {
+                Happening::Signal(caught) => self.forward(caught, &mut course),
+                Happening::Keeper(News::Renewed(deadlines)) => backstop = Some(deadlines.backstop()),
+                Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
+                Happening::Guardian(Report::Ended { status }) => course.status = Some(status),
+                Happening::Guardian(Report::NotStarted { errno }) => {
+                    course.not_started = Some(errno);
+                    self.tell_not_started(errno);
+                }
+                Happening::Guardian(Report::Stopped) if self.terminal.is_some() => drop(raise(Signal::SIGSTOP)),
+                Happening::Guardian(Report::Stopped) => {}
+                Happening::Guardian(Report::Expired) => {
+                    self.voice.tell(&self.job.name, &Event::Expired);
+                    course.ended_by(Cause::Lost);
+                }
+                Happening::Guardian(Report::TooLate) => {
+                    self.voice.tell(&self.job.name, &Event::Expired);
+                    course.ended_by(Cause::Lost);
+                    return Ok(course);
+                }
+                Happening::Guardian(Report::Empty { leftovers }) => {
+                    if leftovers > 0 {
+                        self.voice.tell(&self.job.name, &Event::Leftovers { processes: leftovers });
+                    }
+                    return Ok(course);
+                }
+                Happening::Due if timeout.is_some_and(Instant::has_passed) => {
+                    timeout = None;
+                    let after = self.job.timeout.unwrap_or_default();
+                    self.guardian.end(self.job.terms.kill_after);
+                    course.ended_by(Cause::TimedOut);
+                    self.voice.tell(&self.job.name, &Event::TimedOut { after });
+                }
+                // The guardian should have said by now that all is over: it is stopped, or gone.
+                Happening::Due | Happening::GuardianGone => {
+                    self.guardian.replace();
+                    self.voice.tell(&self.job.name, &Event::GuardianDied);
+                    course.ended_by(Cause::GuardianDied);
+                    return Ok(course);
+                }
+            }
+        }
+    }
+
+    fn heard_while_holding(&mut self, news: News, backstop: Option<Instant>, course: &mut Course) {
+        let name = &self.job.name;
+        match news {
+            News::Trouble(why) => {
+                let ends_in = backstop.map_or(Duration::ZERO, Instant::remaining);
+                self.voice.tell(name, &Event::Trouble { why: &why, ends_in });
+            }
+            News::Recovered => self.voice.tell(name, &Event::Recovered),
+            // What has to be done comes before what is said about it: nobody may be reading.
+            News::Lost(why) => {
+                self.guardian.end(match self.job.on_lost {
+                    OnLost::Kill => Duration::ZERO,
+                    OnLost::Signal => self.job.terms.kill_after,
+                });
+                course.ended_by(Cause::Lost);
+                self.voice.tell(name, &Event::Lost { why: &why });
+            }
+            News::Revoked(reason) => {
+                self.guardian.end(self.job.terms.kill_after);
+                course.ended_by(Cause::Lost);
+                self.voice.tell(name, &Event::Revoked { reason: &reason });
+                course.reason = Some(reason);
+            }
+            _ => {}
+        }
+    }
+
+    fn forward(&mut self, caught: Caught, course: &mut Course) {
+        let asks_to_stop = matches!(caught.signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT);
+        self.told_to_stop |= asks_to_stop;
+        let shared_with_command = caught.from_terminal && self.terminal.is_some();
+        if shared_with_command {
+            course.interrupted_at_terminal = Some(caught.signal);
+            return;
+        }
+        if caught.signal == Signal::SIGTERM {
+            course.terminations += 1;
+        }
+        match course.terminations {
+            2.. if caught.signal == Signal::SIGTERM => self.guardian.end(self.job.terms.kill_after),
+            _ => self.guardian.signal(caught.signal as i32),
+        }
+    }
+
+    fn tell_not_started(&mut self, errno: i32) {
+        let program = self.job.argv.first().map_or_else(String::new, |word| word.to_string_lossy().into_owned());
+        let why = std::io::Error::from_raw_os_error(errno).to_string();
+        let event = match course::exit_of_exec(errno) {
+            Exit::NOT_FOUND => Event::NotFound { program: &program },
+            _ => Event::CannotExecute { program: &program, why: &why },
+        };
+        self.voice.tell(&self.job.name, &event);
+    }
+}

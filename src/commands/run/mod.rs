@@ -1,0 +1,216 @@
+//! `dlock run`: wait for the lock, run the command under it, let go, exit as the command did.
+
+mod again;
+pub mod ancestry;
+mod course;
+mod holding;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::backend::{self, Ask, Ending, Lease, Released};
+use crate::clock::{self, Instant};
+use crate::config::{Job, Wait};
+use crate::events::{self, Happening, Signals};
+use crate::exit::{Exit, Fault};
+use crate::guardian::{Guardian, Manners, Plan, Terminal};
+use crate::keeper::{Charge, Keeper, News};
+use crate::lock::{Deadlines, Holder, Identity};
+use crate::metrics::{self, Tally};
+use crate::report::{Event, Voice};
+use course::Course;
+use waiting::Waited;
+
+pub fn run(job: Job, voice: Voice) -> Result<Exit> {
+    let mut run = Run::prepare(job, voice)?;
+    let exit = match run.wait_for_lock() {
+        Ok(Waited::Granted(lease, deadlines)) => run.under_lock(&lease, deadlines),
+        Ok(Waited::Nested(outer)) => run.under_outer_lock(&outer),
+        Ok(Waited::Not(exit)) => Ok(exit),
+        Err(error) => Err(error),
+    };
+    run.count();
+    run.guardian.dismiss();
+    if let Some(terminal) = &run.terminal {
+        terminal.take_back();
+    }
+    if run.stands_again(&exit) { again::stand(run) } else { exit }
+}
+
+/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
+pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
+    let mut run = Run::prepare(job, voice)?;
+    let taken = match run.wait_for_lock()? {
+        Waited::Granted(lease, _) => {
+            let hold_until = Some(lease.term.from + run.job.terms.ttl);
+            run.keeper.release(Ending { last_run: None, hold_until });
+            match run.released()? {
+                Released::Done => {
+                    run.guardian.linger(&lease);
+                    Ok(Ok(lease))
+                }
+                Released::NotOurs => Ok(Err(Exit::LOST)),
+            }
+        }
+        Waited::Nested(_) => Err(Fault::Internal.because("acquire is never reentrant")),
+        Waited::Not(exit) => Ok(Err(exit)),
+    };
+    run.guardian.dismiss();
+    taken
+}
+
+struct Run {
+    job: Job,
+    who: Identity,
+    voice: Voice,
+    signals: Signals,
+    /// Where we were started, if in its foreground.
+    terminal: Option<Terminal>,
+    guardian: Guardian,
+    keeper: Keeper,
+    tally: Tally,
+    /// Somebody wants this to end, the command and us.
+    told_to_stop: bool,
+}
+
+impl Run {
+    /// Signals first, then the guardian, and only then a thread.
+    fn prepare(job: Job, voice: Voice) -> Result<Run> {
+        let words: Vec<_> = job.argv.iter().map(|word| word.to_string_lossy()).collect();
+        let who = Identity::of_this_process(&words.join(" "))?;
+        let signals = Signals::catch()?;
+        let terminal = Terminal::in_foreground();
+        let group = terminal.as_ref().map(Terminal::group);
+        let plan = Plan { argv: job.argv.clone(), mask: signals.inherited_mask, group };
+        let (signal, leftovers) = (job.signal, job.leftovers);
+        let manners =
+            Manners { name: job.name.clone(), signal, leftovers, voice: voice.clone(), linger: backend::linger };
+        let guardian = Guardian::fork(&plan, manners)?;
+
+        let ask = Ask {
+            name: job.name.clone(),
+            who: who.clone(),
+            mode: job.mode,
+            ttl: job.terms.ttl,
+            queue: job.wait != Wait::Never,
+            once: job.once.clone(),
+        };
+        let ancestors = ancestry::owners_of(&job.name);
+        let charge = Charge { ask, ancestors, terms: job.terms, patience: job.service.patience };
+        let (address, patience) = (job.service.address.clone(), job.service.patience);
+        let deadlines = guardian.deadline_link();
+        let keeper =
+            Keeper::spawn(charge, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
+        let (tally, told_to_stop) = (Tally::default(), false);
+        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, told_to_stop })
+    }
+
+    fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
+        let (granted, started_at) = (lease.term.from, clock::wall());
+        if lease.term.ttl < self.job.terms.ttl {
+            let shorter = Event::ShorterTtl { granted: lease.term.ttl, asked: self.job.terms.ttl };
+            self.voice.tell(&self.job.name, &shorter);
+        }
+        if let Err(error) = self.guardian.start(lease, deadlines, self.variables(lease)) {
+            self.give_up()?;
+            return Err(error);
+        }
+        let course = self.supervise(Some(deadlines))?;
+        let last_run = course.last_run(lease, &self.who, started_at, self.job.once.clone());
+        let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
+        let hold_until = held_on.filter(|_| course.came_to_its_end());
+        // Descriptors that keep the lock held are the guardian's to let go of, should we be stopped before we do.
+        if hold_until.is_none() && lease.descriptors.is_empty() {
+            self.guardian.retire();
+        }
+        self.tally.held = granted.elapsed();
+        self.tally.judge(&course);
+        let released = self.release(Ending { last_run: Some(last_run), hold_until }, &course)?;
+        if hold_until.is_some() {
+            self.guardian.linger(lease);
+        }
+        match released {
+            Released::Done => Ok(course.exit()),
+            Released::NotOurs => Ok(Exit::LOST),
+        }
+    }
+
+    fn under_outer_lock(&mut self, outer: &Holder) -> Result<Exit> {
+        let mut variables = BTreeMap::from([("DLOCK_NAME".to_owned(), self.job.name.to_string())]);
+        variables.extend(outer.owner.clone().map(|owner| ("DLOCK_OWNER".to_owned(), owner)));
+        variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
+        variables.extend(outer.slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
+        self.guardian.start_without_lease(variables)?;
+        let course = self.supervise(None)?;
+        Ok(course.exit())
+    }
+
+    /// Whatever the answer, the command has ended: a release that fails only leaves the lease to run out.
+    fn release(&mut self, ending: Ending, course: &Course) -> Result<Released> {
+        self.keeper.release(ending);
+        let released = self.released();
+        let event = match &released {
+            Ok(Released::NotOurs) if course.is_lost() => return Ok(Released::NotOurs),
+            Ok(Released::NotOurs) => Event::Lost { why: "it was not ours any more when the command had ended" },
+            Ok(Released::Done) => Event::Released,
+            Err(error) => Event::ReleaseFailed { why: &format!("{error:#}") },
+        };
+        self.voice.tell(&self.job.name, &event);
+        Ok(released.unwrap_or(Released::Done))
+    }
+
+    /// The keeper's answer to an order to release.
+    fn released(&mut self) -> Result<Released> {
+        const LONGEST: Duration = Duration::from_secs(10);
+        let until = clock::now() + LONGEST;
+        loop {
+            match self.next(Some(until))? {
+                Happening::Keeper(News::Released(released)) => return released,
+                Happening::Due => return Err(Fault::Unreachable.because("the backend does not answer")),
+                _ => {}
+            }
+        }
+    }
+
+    fn count(&mut self) {
+        if let Some(path) = &self.job.metrics_file
+            && let Err(error) = metrics::add(path, &self.job.name, &self.tally)
+        {
+            self.voice.tell(&self.job.name, &Event::MetricsFailed { why: &format!("{error:#}") });
+        }
+    }
+
+    /// Whether `--keep-trying` wants another round: not after success, nor after somebody told us to stop.
+    fn stands_again(&self, exit: &Result<Exit>) -> bool {
+        let may_change = match exit {
+            Ok(exit) => *exit != Exit::OK,
+            Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::Internal),
+        };
+        self.job.keep_trying && may_change && !self.told_to_stop
+    }
+
+    fn next(&self, due: Option<Instant>) -> Result<Happening> {
+        events::next(&self.signals, &self.guardian, &self.keeper, due)
+    }
+
+    /// What the command gets over its own environment; an empty value takes a variable away.
+    fn variables(&self, lease: &Lease) -> BTreeMap<String, String> {
+        let slot = lease.slot.map_or_else(String::new, |slot| slot.to_string());
+        BTreeMap::from([
+            ("DLOCK_NAME".into(), lease.name.to_string()),
+            ("DLOCK_OWNER".into(), lease.owner.to_string()),
+            ("DLOCK_FENCING_TOKEN".into(), lease.token.to_string()),
+            ("DLOCK_SLOT".into(), slot),
+            (again::VARIABLE.into(), String::new()),
+            (ancestry::VARIABLE.into(), ancestry::with(&lease.name, &lease.owner)),
+        ])
+    }
+
+    fn about(&self, error: anyhow::Error) -> anyhow::Error {
+        let fault = Fault::of(&error);
+        error.context(format!("{} on {}", self.job.name, self.job.service.address)).context(fault)
+    }
+}

@@ -1,0 +1,120 @@
+//! Until the lock is ours, or is not going to be.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::signal::{Signal, raise};
+
+use super::Run;
+use crate::backend::{Busy, Lease};
+use crate::clock::{self, Instant};
+use crate::config::Wait;
+use crate::events::Happening;
+use crate::exit::{Exit, Fault};
+use crate::keeper::News;
+use crate::lock::{Deadlines, Holder};
+use crate::report::Event;
+
+pub enum Waited {
+    Granted(Lease, Deadlines),
+    /// An ancestor holds the lock, and we are to run under its lease.
+    Nested(Box<Holder>),
+    Not(Exit),
+}
+
+impl Run {
+    pub fn wait_for_lock(&mut self) -> Result<Waited> {
+        let began = clock::now();
+        let give_up = match self.job.wait {
+            Wait::AtMost(limit) => Some(began + limit),
+            Wait::Forever | Wait::Never => None,
+        };
+        let mut busy: Option<Busy> = None;
+        loop {
+            match self.next(self.next_look(give_up, busy.is_some()))? {
+                Happening::Keeper(News::Granted(lease, deadlines)) => {
+                    self.voice.clear();
+                    (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
+                    let acquired = Event::Acquired { token: lease.token, waited: began.elapsed() };
+                    self.voice.tell(&self.job.name, &acquired);
+                    return Ok(Waited::Granted(lease, deadlines));
+                }
+                Happening::Keeper(News::Busy(now)) if self.job.wait == Wait::Never => return Ok(self.busy(Some(&now))),
+                Happening::Keeper(News::Busy(now)) => busy = Some(now),
+                Happening::Keeper(news) => {
+                    if let Some(ended) = self.heard_while_waiting(news)? {
+                        return Ok(ended);
+                    }
+                }
+                Happening::Signal(caught) => match caught.signal {
+                    Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT => {
+                        self.told_to_stop = true;
+                        self.give_up()?;
+                        return Ok(Waited::Not(Exit::by(caught.signal as i32, caught.from_terminal)));
+                    }
+                    Signal::SIGTSTP => drop(raise(Signal::SIGSTOP)),
+                    _ => {}
+                },
+                Happening::Due if give_up.is_some_and(Instant::has_passed) => {
+                    self.give_up()?;
+                    self.tally.waited = began.elapsed();
+                    return Ok(self.busy(busy.as_ref()));
+                }
+                Happening::Due => {}
+                Happening::GuardianGone => return Err(Fault::Internal.because("the guardian process was killed")),
+                Happening::Guardian(_) => {}
+            }
+            if let Some(busy) = &busy {
+                self.voice.waiting(&self.job.name, busy.holder.as_ref(), busy.ahead, began.elapsed());
+            }
+        }
+    }
+
+    fn heard_while_waiting(&mut self, news: News) -> Result<Option<Waited>> {
+        match news {
+            News::Nested(holder) if self.job.reentrant => return Ok(Some(Waited::Nested(holder))),
+            News::Nested(_) => {
+                let advice = "this runs inside another run of the same lock and would wait for ever; \
+                              --reentrant runs it under that one's lease";
+                return Err(self.about(Fault::Usage.because(advice)));
+            }
+            News::AlreadyRan => {
+                let key = self.job.once.clone().unwrap_or_default();
+                self.voice.tell(&self.job.name, &Event::AlreadyRan { key: &key });
+                return Ok(Some(Waited::Not(Exit::OK)));
+            }
+            News::OtherTerms(why) => return Err(self.about(Fault::OtherTerms.because(why))),
+            News::Failed(error) => return Err(self.about(error)),
+            News::Trouble(why) => self.voice.tell(&self.job.name, &Event::WaitingForBackend { why: &why }),
+            News::Recovered => self.voice.tell(&self.job.name, &Event::Recovered),
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    pub fn give_up(&mut self) -> Result<()> {
+        const LONGEST: Duration = Duration::from_secs(2);
+        self.voice.clear();
+        self.keeper.give_up();
+        let until = clock::now() + LONGEST;
+        loop {
+            match self.next(Some(until))? {
+                Happening::Keeper(News::Withdrawn | News::Failed(_)) | Happening::Due => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    fn busy(&mut self, busy: Option<&Busy>) -> Waited {
+        self.tally.busy = true;
+        let holder = busy.and_then(|busy| busy.holder.as_ref());
+        self.voice.tell(&self.job.name, &Event::Busy { holder });
+        Waited::Not(self.job.conflict)
+    }
+
+    /// When to wake while waiting: to give up, or to redraw the live line.
+    fn next_look(&self, give_up: Option<Instant>, waiting: bool) -> Option<Instant> {
+        let redraw = (waiting && self.voice.is_live()).then(|| clock::now() + Duration::from_secs(1));
+        [give_up, redraw].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,57 @@
+//! `dlock acquire`, `renew` and `release`: a lock for steps that cannot be wrapped. Nobody keeps it alive
+//! but its ttl, and nobody is ended when it runs out: the fencing token matters more here than anywhere.
+
+use std::io::Write;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::block_on;
+use super::run::{ancestry, take};
+use crate::backend::{self, Lease, Reheld, within};
+use crate::config::{Acquisition, Tenure};
+use crate::exit::{Exit, Fault};
+use crate::report::Voice;
+
+pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
+    let as_json = order.json;
+    match take(order.job, voice)? {
+        Ok(lease) => {
+            let text = if as_json { json_of(&lease) } else { assignments(&lease) };
+            std::io::stdout().write_all(text.as_bytes())?;
+            Ok(Exit::OK)
+        }
+        Err(exit) => Ok(exit),
+    }
+}
+
+/// Lets it live for its ttl from now on or, with a ttl of zero, ends it.
+pub fn change(order: &Tenure) -> Result<Exit> {
+    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+    let (name, owner) = (&order.name, &order.owner);
+    let reheld = block_on(within(order.service.patience.connect, backend.rehold(name, owner, order.ttl)))?;
+    match reheld {
+        Reheld::Done => Ok(Exit::OK),
+        Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
+        Reheld::Revoked(reason) => {
+            Err(Fault::NotOurs.because(format_args!("an operator takes {name} away ({reason}): stop what needs it")))
+        }
+        // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
+        Reheld::Running if !order.ttl.is_zero() && ancestry::is_inside(name, owner) => Ok(Exit::OK),
+        Reheld::Running => Err(Fault::Usage
+            .because(format_args!("{name} is held by a dlock run, which renews it and lets go of it by itself"))),
+    }
+}
+
+/// Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.
+fn assignments(lease: &Lease) -> String {
+    let slot = lease.slot.map(|slot| format!("DLOCK_SLOT={slot}\n")).unwrap_or_default();
+    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
+    format!("DLOCK_NAME={name}\nDLOCK_OWNER={owner}\nDLOCK_FENCING_TOKEN={token}\n{slot}")
+}
+
+fn json_of(lease: &Lease) -> String {
+    let ttl = u64::try_from(lease.term.ttl.as_millis()).unwrap_or(u64::MAX);
+    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
+    format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": lease.slot, "ttl_ms": ttl}))
+}

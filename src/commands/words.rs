@@ -1,0 +1,42 @@
+//! `dlock words`: what the completions offer for a word, one a line. Whoever presses the tab key is not
+//! made to wait for a backend that does not answer.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::block_on;
+use crate::backend::{self, within};
+use crate::cli::{StatusArgs, Words, WordsArgs};
+use crate::config::{self, StatusQuery};
+use crate::exit::Exit;
+
+const PATIENCE: Duration = Duration::from_secs(1);
+const MOST: usize = 1000;
+
+pub fn words(args: WordsArgs) -> Result<Exit> {
+    let words = match args.kind {
+        Words::Profiles => config::profiles(&args.common)?,
+        Words::Names => {
+            let query = StatusArgs { common: args.common, ..StatusArgs::default() };
+            let service = StatusQuery::from_args(query)?.service;
+            let mut backend = backend::open(&service.address, service.patience)?;
+            block_on(within(PATIENCE, async {
+                let mut names: Vec<String> = Vec::new();
+                let mut next = None;
+                loop {
+                    let page = backend.list(next).await?;
+                    names.extend(page.locks.iter().map(|lock| lock.name.to_string()));
+                    next = page.next;
+                    if next.is_none() || names.len() >= MOST {
+                        return Ok(names);
+                    }
+                }
+            }))?
+        }
+    };
+    let text: String = words.iter().map(|word| format!("{word}\n")).collect();
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Exit::OK)
+}

@@ -1,0 +1,177 @@
+//! The config file: where it is, that it may be trusted, and that it says only what dlock understands.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use toml::{Table, Value};
+
+use super::layers::SETTINGS;
+use super::nearest;
+use crate::backend::Address;
+use crate::exit::Fault;
+
+/// A config file with every value as text, checked later like the text of a flag.
+#[derive(Debug, Default)]
+pub struct ConfigFile {
+    pub path: PathBuf,
+    pub settings: BTreeMap<String, String>,
+    pub profiles: BTreeMap<String, Profile>,
+}
+
+/// A `[backends.NAME]` table: an address and the settings that go with it.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    pub address: Address,
+    pub settings: BTreeMap<String, String>,
+}
+
+impl ConfigFile {
+    /// Reads the file that was asked for, else the usual ones; no file at all is an empty one.
+    pub fn load(asked: Option<&Path>) -> Result<ConfigFile> {
+        let from_env = std::env::var_os("DLOCK_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let must_exist = asked.map(Path::to_owned).or(from_env);
+        let path = match must_exist {
+            Some(path) => Some(path),
+            None => usual_places().into_iter().find(|path| path.exists()),
+        };
+        let Some(path) = path else { return Ok(ConfigFile::default()) };
+        let read = || -> Result<ConfigFile> {
+            let text = std::fs::read_to_string(&path).context("cannot be read")?;
+            let file = ConfigFile::parse(&path, &text)?;
+            let mode = std::fs::metadata(&path).context("cannot be read")?.permissions().mode();
+            if mode & 0o007 != 0 && file.has_password() {
+                bail!("holds a password and others can read it: chmod 600 {}", path.display());
+            }
+            Ok(file)
+        };
+        read().with_context(|| path.display().to_string()).context(Fault::Config)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
+        let table: Table = text.parse().map_err(|error: toml::de::Error| one_line(&error, text))?;
+        let mut file = ConfigFile { path: path.to_owned(), ..ConfigFile::default() };
+        for (key, value) in table {
+            match value {
+                Value::Table(profiles) if key == "backends" => {
+                    for (name, profile) in profiles {
+                        let Value::Table(profile) = profile else { bail!("backends.{name} must be a table") };
+                        let profile = Profile::parse(profile).with_context(|| format!("[backends.{name}]"))?;
+                        file.profiles.insert(name, profile);
+                    }
+                }
+                value if SETTINGS.contains(&key.as_str()) => {
+                    file.settings.insert(key.clone(), as_text(&key, value)?);
+                }
+                _ => bail!(unknown(&key, SETTINGS.into_iter().chain(["backends"]))),
+            }
+        }
+        Ok(file)
+    }
+
+    fn has_password(&self) -> bool {
+        let in_url = |url: &String| Address::parse(url).is_ok_and(|address| address.has_password());
+        self.profiles.values().any(|profile| profile.address.has_password())
+            || self.settings.get("backend").is_some_and(in_url)
+    }
+}
+
+impl Profile {
+    fn parse(table: Table) -> Result<Profile> {
+        let mut url = None;
+        let mut settings = BTreeMap::new();
+        let mut params = BTreeMap::new();
+        for (key, value) in table {
+            let text = as_text(&key, value)?;
+            match key.as_str() {
+                "url" => url = Some(text),
+                setting if setting != "backend" && SETTINGS.contains(&setting) => drop(settings.insert(key, text)),
+                _ => drop(params.insert(key, text)),
+            }
+        }
+        let mut address = Address::parse(&url.context("needs a url")?)?;
+        for (key, value) in params {
+            address.set_default(&key, value);
+        }
+        Ok(Profile { address, settings })
+    }
+}
+
+fn usual_places() -> Vec<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
+    let user = std::env::var_os("XDG_CONFIG_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from).or_else(home);
+    let user = user.map(|dir| dir.join("dlock/config.toml"));
+    user.into_iter().chain([PathBuf::from("/etc/dlock/config.toml")]).collect()
+}
+
+fn as_text(key: &str, value: Value) -> Result<String> {
+    match value {
+        Value::String(text) => Ok(text),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Float(number) => Ok(number.to_string()),
+        Value::Boolean(choice) => Ok(choice.to_string()),
+        other => bail!("{key} must be a text or a number, not {}", other.type_str()),
+    }
+}
+
+pub fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
+    format!("unknown key {key:?}; did you mean {:?}?", nearest(key, known))
+}
+
+/// toml's errors draw a picture over several lines; we have one.
+fn one_line(error: &toml::de::Error, text: &str) -> anyhow::Error {
+    let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+    anyhow!("line {line}: {}", error.message().replace('\n', ", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<ConfigFile> {
+        ConfigFile::parse(Path::new("config.toml"), text)
+    }
+
+    #[test]
+    fn reads_settings_and_profiles() {
+        let file = parse("ttl = 60\nwait = '5m'\n[backends.lan]\nurl = 'file:///x'\nttl = '9s'\n").unwrap();
+        assert_eq!(file.settings["ttl"], "60");
+        assert_eq!(file.profiles["lan"].settings["ttl"], "9s");
+        assert_eq!(file.profiles["lan"].address.to_string(), "file:///x");
+    }
+
+    #[test]
+    fn names_the_nearest_key() {
+        for (text, near) in [
+            ("tttl = 1", "\"ttl\""),
+            ("backend_ = 1", "\"backend\""),
+            ("[backends.a]\nurll='file:///x'", "needs a url"),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(near), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn says_the_line_of_a_syntax_error_in_one_line() {
+        let error = format!("{:#}", parse("ttl = 1\nwait = = 2\n").unwrap_err());
+        assert!(error.contains("line 2") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn finds_a_password_wherever_it_stands() {
+        assert!(parse("backend = 'file://u:pw@h/x'").unwrap().has_password());
+        assert!(parse("[backends.a]\nurl = 'file:///x'\npassword = 'pw'").unwrap().has_password());
+        assert!(!parse("[backends.a]\nurl = 'file:///x'\npassword-file = '/pw'").unwrap().has_password());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_config_file_makes_the_reader_panic(text in "([a-z\\[\\].='\"0-9\\n -]{0,80}|\\PC{0,80})") {
+            if let Err(error) = parse(&text) {
+                assert!(!format!("{error:#}").contains('\n'));
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Flag beats environment beats profile beats config file beats default: one look-up for every setting.
+
+use anyhow::{Context, Result};
+
+use super::file::{ConfigFile, Profile, unknown};
+use crate::backend::Address;
+use crate::cli;
+use crate::exit::Fault;
+
+/// Every setting that is not a matter of the single call, in flags, environment and config file alike.
+pub const SETTINGS: [&str; 15] = [
+    "backend",
+    "conflict-exit-code",
+    "connect-timeout",
+    "hold-at-least",
+    "kill-after",
+    "leftovers",
+    "log",
+    "metrics-file",
+    "on-lost",
+    "quiet",
+    "signal",
+    "timeout",
+    "ttl",
+    "verbose",
+    "wait",
+];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Flag,
+    Environment(String),
+    Profile(String),
+    File(String),
+    Default,
+}
+
+impl Source {
+    /// A wrong flag or variable is the caller's mistake, a wrong file the configuration's.
+    fn fault(&self) -> Fault {
+        match self {
+            Source::Profile(_) | Source::File(_) => Fault::Config,
+            _ => Fault::Usage,
+        }
+    }
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Source::Flag => f.write_str("flag"),
+            Source::Environment(variable) => write!(f, "${variable}"),
+            Source::Profile(name) => write!(f, "profile {name}"),
+            Source::File(path) => f.write_str(path),
+            Source::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A setting as `--explain` shows it.
+#[derive(Clone, Debug)]
+pub struct Explained {
+    pub key: &'static str,
+    pub value: String,
+    pub source: Source,
+}
+
+pub struct Layers {
+    file: ConfigFile,
+    profile: Option<(String, Profile)>,
+    pub explained: Vec<Explained>,
+}
+
+impl Layers {
+    pub fn load(common: &cli::Common) -> Result<Layers> {
+        let mut layers =
+            Layers { file: ConfigFile::load(common.config.as_deref())?, profile: None, explained: Vec::new() };
+        if let Some((backend, source)) = layers.find("backend", common.backend.as_deref())?
+            && !backend.contains("://")
+        {
+            let profile = layers.file.profiles.remove(&backend).with_context(|| match layers.file.profiles.len() {
+                0 => format!("{backend:?} is neither a URL nor a profile: the config file has no [backends.{backend}]"),
+                _ => unknown(&backend, layers.file.profiles.keys().map(String::as_str)).replace("key", "profile"),
+            });
+            layers.profile = Some((backend, profile.with_context(|| source.to_string()).context(Fault::Config)?));
+        }
+        Ok(layers)
+    }
+
+    pub fn profiles(common: &cli::Common) -> Result<Vec<String>> {
+        Ok(ConfigFile::load(common.config.as_deref())?.profiles.into_keys().collect())
+    }
+
+    /// The backend that was chosen, if any was.
+    pub fn address(&mut self, flag: Option<&str>) -> Result<Option<Address>> {
+        let Some((text, source)) = self.find("backend", flag)? else { return Ok(None) };
+        let address = match &self.profile {
+            Some((_, profile)) => profile.address.clone(),
+            None => Address::parse(&text).with_context(|| source.to_string())?,
+        };
+        self.explained.push(Explained { key: "backend", value: address.to_string(), source });
+        Ok(Some(address))
+    }
+
+    /// A setting's value from the strongest layer that has it.
+    pub fn get<T>(&self, key: &'static str, flag: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
+        let Some((text, source)) = self.find(key, flag)? else { return Ok(None) };
+        parse(&text).map(Some).map_err(|error| {
+            let place = match &source {
+                Source::Flag => format!("--{key}"),
+                Source::Environment(variable) => variable.clone(),
+                other => format!("{key} in {other}"),
+            };
+            error.context(place).context(source.fault())
+        })
+    }
+
+    /// The same, noted down for `--explain`.
+    pub fn explain<T>(
+        &mut self,
+        key: &'static str,
+        flag: Option<&str>,
+        parse: fn(&str) -> Result<T>,
+        default: fn() -> String,
+    ) -> Result<Option<T>> {
+        let value = self.get(key, flag, parse)?;
+        let (text, source) = self.find(key, flag)?.unwrap_or_else(|| (default(), Source::Default));
+        self.explained.push(Explained { key, value: text, source });
+        Ok(value)
+    }
+
+    fn find(&self, key: &str, flag: Option<&str>) -> Result<Option<(String, Source)>> {
+        if let Some(text) = flag {
+            return Ok(Some((text.to_owned(), Source::Flag)));
+        }
+        let variable = variable(key);
+        if let Some(text) = std::env::var_os(&variable).filter(|text| !text.is_empty()) {
+            let text = text.into_string().ok().with_context(|| format!("{variable} is not UTF-8"));
+            return Ok(Some((text.context(Fault::Usage)?, Source::Environment(variable))));
+        }
+        if let Some((name, profile)) = &self.profile
+            && let Some(text) = profile.settings.get(key)
+        {
+            return Ok(Some((text.clone(), Source::Profile(name.clone()))));
+        }
+        let from_file = |text: &String| (text.clone(), Source::File(self.file.path.display().to_string()));
+        Ok(self.file.settings.get(key).map(from_file))
+    }
+}
+
+/// The environment variable of a setting.
+pub fn variable(key: &str) -> String {
+    format!("DLOCK_{}", key.to_ascii_uppercase().replace('-', "_"))
+}

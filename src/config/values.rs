@@ -1,0 +1,162 @@
+//! How each kind of value is written.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sys::signal::Signal;
+
+use crate::lock::Token;
+use crate::report::Format;
+
+/// What happens when the server says that the lock is already not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLost {
+    Kill,
+    Signal,
+}
+
+/// What happens to processes that the command left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    Kill,
+    Wait,
+    Leave,
+}
+
+/// `30s`, `1h 5m`, or bare seconds as sleep(1) takes them.
+pub fn duration(text: &str) -> Result<Duration> {
+    const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    let text = text.trim();
+    let span = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok(),
+        Err(_) => humantime::parse_duration(text).ok(),
+    };
+    let span = span.with_context(|| format!("{text:?} is not a duration like 500ms, 30s, 1h or 2.5"))?;
+    ensure!(span <= LONGEST, "{text:?} is too long: the most is 10 years");
+    Ok(span)
+}
+
+/// `TERM`, `SIGTERM` or `15`.
+pub fn signal(text: &str) -> Result<i32> {
+    let known = match text.parse::<i32>() {
+        Ok(number) => Signal::try_from(number).ok(),
+        Err(_) => {
+            let name = text.to_ascii_uppercase();
+            let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
+            name.parse::<Signal>().ok()
+        }
+    };
+    known.map(|signal| signal as i32).with_context(|| format!("{text:?} is not a signal like TERM, SIGINT or 15"))
+}
+
+pub fn on_lost(text: &str) -> Result<OnLost> {
+    choice(text, &[("kill", OnLost::Kill), ("signal", OnLost::Signal)])
+}
+
+pub fn leftovers(text: &str) -> Result<Leftovers> {
+    choice(text, &[("kill", Leftovers::Kill), ("wait", Leftovers::Wait), ("leave", Leftovers::Leave)])
+}
+
+pub fn format(text: &str) -> Result<Format> {
+    choice(text, &[("text", Format::Text), ("json", Format::Json)])
+}
+
+pub fn path(text: &str) -> Result<PathBuf> {
+    ensure!(!text.is_empty(), "the path of a file must not be empty");
+    Ok(text.into())
+}
+
+pub fn yes_or_no(text: &str) -> Result<bool> {
+    choice(text, &[("true", true), ("false", false), ("1", true), ("0", false)])
+}
+
+/// 0 to 255, unlike flock's `-E 600` of old, which became 88.
+pub fn exit_code(text: &str) -> Result<u8> {
+    text.parse().ok().with_context(|| format!("{text:?} is not an exit code from 0 to 255"))
+}
+
+pub fn slots(text: &str) -> Result<u32> {
+    let number = text.parse::<u32>().ok().filter(|n| (1..=1000).contains(n));
+    number.with_context(|| format!("{text:?} is not a number of slots from 1 to 1000"))
+}
+
+pub fn token(text: &str) -> Result<Token> {
+    let number = text.parse::<i64>().ok().and_then(|n| u64::try_from(n).ok());
+    number.map(Token).with_context(|| format!("{text:?} is not a fencing token"))
+}
+
+/// Any text that fits in a line.
+pub fn once_key(text: &str) -> Result<String> {
+    ensure!(
+        (1..=200).contains(&text.len()) && !text.chars().any(char::is_control),
+        "a key has 1 to 200 bytes and no control characters"
+    );
+    Ok(text.to_owned())
+}
+
+/// What runs the text of `-c`.
+pub fn shell() -> OsString {
+    std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into())
+}
+
+/// The known word that `wrong` was probably meant to be.
+pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
+    known.max_by(|a, b| strsim::jaro_winkler(wrong, a).total_cmp(&strsim::jaro_winkler(wrong, b))).unwrap_or_default()
+}
+
+fn choice<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T> {
+    known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+        let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
+        anyhow!("{text:?} is none of {}", words.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_humantime_or_bare_seconds() {
+        assert_eq!(duration("2.5").unwrap(), Duration::from_millis(2500));
+        assert_eq!(duration("0").unwrap(), Duration::ZERO);
+        assert_eq!(duration("1h 5m").unwrap(), Duration::from_secs(3900));
+        assert_eq!(duration("500ms").unwrap(), Duration::from_millis(500));
+        for bad in ["", "x", "-1", "5 parsecs", "NaN", "inf", "1e300", "99999999h"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn signals_have_names_and_numbers() {
+        for same in ["TERM", "term", "SIGTERM", "15"] {
+            assert_eq!(signal(same).unwrap(), 15, "{same}");
+        }
+        for bad in ["", "0", "99", "TERMINATE", "-9"] {
+            assert!(signal(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_exit_code_is_never_cut_to_a_byte() {
+        assert_eq!(exit_code("255").unwrap(), 255);
+        assert!(exit_code("256").is_err() && exit_code("-1").is_err());
+    }
+
+    #[test]
+    fn the_nearest_word_is_found() {
+        assert_eq!(nearest("tll", ["ttl", "wait", "log"].into_iter()), "ttl");
+        assert_eq!(nearest("kil-after", ["ttl", "kill-after", "on-lost"].into_iter()), "kill-after");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_a_value_panic(text in "(\\PC{0,40}|[0-9.eE+-]{0,30}|[0-9]{1,20}(ns|us|ms|s|m|h|d|y)?)") {
+            if let Ok(span) = duration(&text) {
+                assert!(span <= Duration::from_secs(10 * 366 * 24 * 3600));
+            }
+            let _ = (signal(&text), exit_code(&text), slots(&text), token(&text), once_key(&text), leftovers(&text));
+        }
+    }
+}

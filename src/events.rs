@@ -1,0 +1,136 @@
+//! What the main thread waits for: signals, the guardian, the keeper, and a moment in time.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise, sigprocmask};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::clock::Instant;
+use crate::guardian::{Guardian, Report};
+use crate::keeper::{Keeper, News};
+
+/// A signal that reached dlock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caught {
+    pub signal: Signal,
+    /// Typed at the terminal, so that everybody in its foreground group, the command included, has got it.
+    pub from_terminal: bool,
+}
+
+#[derive(Debug)]
+pub enum Happening {
+    Signal(Caught),
+    Keeper(News),
+    Guardian(Report),
+    GuardianGone,
+    /// The instant that was asked for has come.
+    Due,
+}
+
+/// Signals, caught from the moment this exists.
+pub struct Signals {
+    fd: SignalFd,
+    /// What was blocked before, which the command gets back.
+    pub inherited_mask: SigSet,
+}
+
+/// What reaches the command through us.
+const FORWARDED: [Signal; 9] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGWINCH,
+    Signal::SIGCONT,
+    Signal::SIGTSTP,
+];
+
+impl Signals {
+    /// Must come before any thread, so that all threads leave the signals to this.
+    pub fn catch() -> Result<Signals> {
+        let ignored = ignored();
+        let caught: SigSet =
+            FORWARDED.into_iter().filter(|&signal| ignored & (1 << (signal as i32 - 1)) == 0).collect();
+        let mut blocked = caught;
+        blocked.add(Signal::SIGTTOU);
+        let mut inherited_mask = SigSet::empty();
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut inherited_mask))?;
+        let fd = SignalFd::with_flags(&caught, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Signals { fd, inherited_mask })
+    }
+
+    fn next(&self) -> Option<Caught> {
+        let info = self.fd.read_signal().ok().flatten()?;
+        let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
+        Some(Caught { signal, from_terminal: info.ssi_code == libc::SI_KERNEL })
+    }
+}
+
+/// The signals that nohup(1) or a shell's `&` wants ignored: that is passed on, not overridden.
+fn ignored() -> u64 {
+    let mut status = [0; 8192];
+    let length = File::open("/proc/self/status").and_then(|mut file| file.read(&mut status)).unwrap_or(0);
+    let status = String::from_utf8_lossy(&status[..length]);
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Waits for whatever comes first. Signals come before everything else: a run must not start in the
+/// moment it is told to stop.
+pub fn next(signals: &Signals, guardian: &Guardian, keeper: &Keeper, due: Option<Instant>) -> Result<Happening> {
+    loop {
+        if let Some(caught) = signals.next() {
+            return Ok(Happening::Signal(caught));
+        }
+        if let Some(news) = keeper.news() {
+            return Ok(Happening::Keeper(news));
+        }
+        let sources = [Some(signals.fd.as_fd()), Some(keeper.as_fd()), guardian.reports()];
+        let mut fds: Vec<_> = sources.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, timeout(due)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error).context("poll"),
+        }
+        let ready = |n: usize| fds.get(n).is_some_and(|fd| fd.any().unwrap_or(false));
+        if ready(0) || ready(1) {
+            continue;
+        }
+        if ready(2) {
+            return Ok(match guardian.receive()? {
+                Some(report) => Happening::Guardian(report),
+                None => Happening::GuardianGone,
+            });
+        }
+        // Last, so that a dlock that was stopped for a while first hears what has happened meanwhile.
+        if due.is_some_and(Instant::has_passed) {
+            return Ok(Happening::Due);
+        }
+    }
+}
+
+/// poll(2) counts in milliseconds; one more makes sure that the instant has really come.
+fn timeout(due: Option<Instant>) -> PollTimeout {
+    const LONGEST: Duration = Duration::from_secs(3600);
+    let Some(due) = due else { return PollTimeout::NONE };
+    let millis = due.remaining().min(LONGEST).as_millis() + 1;
+    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
+}
+
+/// Dies of a signal, as whoever started us expects of a program that was interrupted.
+pub fn die_of(signal: i32) {
+    let Ok(signal) = Signal::try_from(signal) else { return };
+    // No core dump of ours: the command had its chance.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&SigSet::from(signal)), None);
+    let _ = raise(signal);
+}

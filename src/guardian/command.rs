@@ -1,0 +1,114 @@
+//! The command's process, from clone to exec. Everything that can be made ready before the grant is, so that next to no
+//! time passes between the grant and the command.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::libc;
+use nix::sched::{CloneFlags, clone};
+use nix::sys::prctl;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
+use nix::unistd::{Pid, execvpe, getpgid, getpid, getppid, setpgid};
+
+use super::tree;
+
+/// What is needed to run the command as if dlock were not there.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub argv: Vec<OsString>,
+    /// The signal mask dlock was started with.
+    pub mask: SigSet,
+    /// The process group to run in; `None`: one of its own. On a terminal whose foreground group we are
+    /// in, the command joins that group: Ctrl-C, Ctrl-Z and `fg` then reach it exactly as if it had been
+    /// typed without dlock, and a pipeline it is part of keeps the terminal too.
+    pub group: Option<Pid>,
+}
+
+/// What is to be run, and what runs.
+#[derive(Debug)]
+pub struct Command {
+    argv: Vec<CString>,
+    environment: Vec<CString>,
+    mask: SigSet,
+    /// The process group it shares with others, unless it has one of its own.
+    joined: Option<Pid>,
+    pid: Option<Pid>,
+}
+
+impl Command {
+    pub fn new(plan: &Plan) -> Result<Command> {
+        let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
+        let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
+        let argv = argv.context("an argument with a NUL in it")?;
+        Ok(Command { argv, environment, mask: plan.mask, joined: plan.group, pid: None })
+    }
+
+    /// Starts the command. The inner error is why it could not be executed; its process has ended then.
+    pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<Result<(), Errno>> {
+        /// What exec and its search along the PATH need.
+        const STACK: usize = 128 * 1024;
+        put(&mut self.environment, variables);
+        let guardian = getpid();
+        let mut failed = None;
+        let become_command = Box::new(|| {
+            failed = Some(self.exec(guardian));
+            127
+        });
+        let (mut stack, flags) = (vec![0; STACK], CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK);
+        // SAFETY: like vfork(2). The child works in our memory, on a stack of its own, while we are suspended until
+        // it has executed the command or ended; we have no other thread, and every signal is blocked.
+        let pid = unsafe { clone(become_command, &mut stack, flags, Some(libc::SIGCHLD)) };
+        self.pid = Some(pid.context("cannot make a process for the command")?);
+        Ok(failed.map_or(Ok(()), Err))
+    }
+
+    /// Runs in the child. Returns only if exec failed.
+    fn exec(&self, guardian: Pid) -> Errno {
+        let _ = setpgid(getpid(), self.joined.unwrap_or(getpid()));
+        // Belt and braces: the guardian's walk through the tree is what counts.
+        let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+        if getppid() != guardian {
+            return Errno::ESRCH;
+        }
+        // Rust ignores SIGPIPE for itself; a command that is piped into head(1) must not.
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: setting a default disposition installs no handler.
+        let _ = unsafe { sigaction(Signal::SIGPIPE, &default) };
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None);
+        match execvpe(&self.argv[0], &self.argv, &self.environment) {
+            Err(errno) => errno,
+            Ok(never) => match never {},
+        }
+    }
+
+    pub fn is(&self, pid: Pid) -> bool {
+        self.pid == Some(pid)
+    }
+
+    /// Passes a signal on to the command's process group, or to our part of a group that others are in too.
+    pub fn signal(&self, signal: i32) {
+        let (Ok(signal), Some(pid)) = (Signal::try_from(signal), self.pid) else { return };
+        match self.joined {
+            None => drop(killpg(pid, signal)),
+            Some(group) => drop(tree::signal_all(signal, |pid| getpgid(Some(pid)) == Ok(group))),
+        }
+    }
+}
+
+fn entry(key: &OsStr, value: &OsStr) -> Option<CString> {
+    CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+}
+
+/// Puts the lock's variables over what was inherited. An empty value takes a variable away.
+fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
+    for (key, value) in variables {
+        let start = format!("{key}=");
+        environment.retain(|inherited| !inherited.as_bytes().starts_with(start.as_bytes()));
+        if !value.is_empty() {
+            environment.extend(entry(OsStr::new(key), OsStr::new(value)));
+        }
+    }
+}

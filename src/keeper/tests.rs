@@ -1,0 +1,221 @@
+//! The keeper against a backend that fails in every way, on a clock that does not have to be waited for.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use nix::sys::eventfd::EventFd;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::*;
+use crate::backend::scripted::{Act, Call, Scripted};
+use crate::clock::{self, Instant};
+use crate::lock::{Identity, LastRun, Mode, Outcome, Token};
+
+const TTL: Duration = Duration::from_secs(30);
+
+struct Stage {
+    duty: Duty,
+    orders: UnboundedSender<Order>,
+    news: Receiver<News>,
+    /// When each deadline was pushed, and to which first-signal instant.
+    pushed: Rc<RefCell<Vec<(Instant, Instant)>>>,
+    calls: Rc<RefCell<Vec<Call>>>,
+}
+
+fn stage(script: &[Act]) -> Stage {
+    let backend = Scripted::new(TTL, script);
+    let calls = Rc::clone(&backend.calls);
+    let (orders, ordered) = unbounded_channel();
+    let (tell, news) = channel();
+    let pushed: Rc<RefCell<Vec<(Instant, Instant)>>> = Rc::default();
+    let push = Rc::clone(&pushed);
+    let terms = Terms::new(TTL, None).unwrap();
+    let ask = Ask {
+        name: "test".parse().unwrap(),
+        who: Identity::of_this_process("true").unwrap(),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        queue: true,
+        once: None,
+    };
+    let patience = Patience { connect: Duration::from_secs(5), attempt: terms.attempt() };
+    let duty = Duty {
+        backend: Box::new(backend),
+        charge: Charge { ask, ancestors: Vec::new(), terms, patience },
+        ordered,
+        tell: Teller { news: tell, bell: Arc::new(EventFd::new().unwrap()) },
+        push: Box::new(move |next| push.borrow_mut().push((clock::now(), next.term))),
+    };
+    Stage { duty, orders, news, pushed, calls }
+}
+
+fn ending() -> Ending {
+    let last_run = LastRun {
+        fencing_token: Token(1),
+        host: String::new(),
+        user: String::new(),
+        command: String::new(),
+        started_at: clock::wall(),
+        ended_at: None,
+        outcome: Outcome::Exited,
+        exit_code: Some(0),
+        once: None,
+        reason: None,
+    };
+    Ending { last_run: Some(last_run), hold_until: None }
+}
+
+impl Stage {
+    /// Lets the keeper work for so long, then orders a release and waits for its end.
+    async fn hold_for(&mut self, span: Duration) {
+        let orders = self.orders.clone();
+        let release = async move {
+            tokio::time::sleep(span).await;
+            orders.send(Order::Release(Box::new(ending()))).unwrap();
+        };
+        tokio::join!(self.duty.run(), release);
+    }
+
+    fn heard(&self, pattern: fn(&News) -> bool) -> usize {
+        self.news.try_iter().filter(pattern).count()
+    }
+
+    /// Until when the last pushed deadline lets the command run.
+    fn allowed_until(&self) -> Instant {
+        self.pushed.borrow().last().unwrap().1
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renews_every_third_of_the_ttl_and_counts_from_before_the_request() {
+    let mut stage = stage(&[]);
+    let began = clock::now();
+    stage.hold_for(Duration::from_secs(61)).await;
+    let pushed = stage.pushed.borrow().clone();
+    assert_eq!(pushed.len(), 6);
+    for (n, (at, allowed)) in pushed.iter().enumerate() {
+        let due = began + TTL / 3 * (n as u32 + 1);
+        assert!(at.since(due) < Duration::from_millis(50), "renewal {n} came {:?} late", at.since(due));
+        assert!(*allowed < due + TTL, "the deadline lies before the lease's end");
+    }
+    assert_eq!(stage.calls.borrow().last(), Some(&Call::Release));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_counts_from_its_question() {
+    // Answered after 1.5 s, within the attempt's 2 s: the lease is 1.5 s older than it looks.
+    let mut stage = stage(&[Act::Good, Act::Late(Duration::from_millis(1500))]);
+    stage.hold_for(Duration::from_secs(12)).await;
+    let (at, allowed) = stage.pushed.borrow()[0];
+    let terms = Terms::new(TTL, None).unwrap();
+    let asked = at - Duration::from_millis(1500);
+    let expected = terms.deadlines(crate::lock::Term { from: asked, ttl: TTL, slack: Duration::ZERO }).term;
+    assert!(allowed <= expected + Duration::from_millis(1), "{allowed:?} {expected:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_renewal_pushes_nothing_and_is_asked_again() {
+    let mut stage = stage(&[Act::Good, Act::Hang, Act::Unreachable, Act::Good]);
+    let began = clock::now();
+    stage.hold_for(Duration::from_secs(14)).await;
+    let renewals = stage.calls.borrow().iter().filter(|call| **call == Call::Renew).count();
+    assert_eq!(renewals, 3, "hang, refusal and success");
+    let (at, _) = stage.pushed.borrow()[0];
+    assert!(at >= began + TTL / 3 + Duration::from_secs(2), "only the third attempt may push");
+    assert_eq!(stage.heard(|news| matches!(news, News::Trouble(_) | News::Recovered)), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_hangs_for_ever_never_moves_the_deadline() {
+    let mut stage = stage(&[&[Act::Good, Act::Good][..], &[Act::Hang; 50]].concat());
+    stage.hold_for(Duration::from_secs(90)).await;
+    assert_eq!(stage.pushed.borrow().len(), 1);
+    assert!(stage.allowed_until().has_passed(), "by now the guardian has acted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_definite_loss_is_told_at_once_and_nothing_is_pushed_after_it() {
+    let mut stage = stage(&[Act::Good, Act::Lose]);
+    stage.hold_for(Duration::from_secs(60)).await;
+    assert_eq!(stage.heard(|news| matches!(news, News::Lost(_))), 1);
+    assert!(stage.pushed.borrow().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revoked_lease_is_not_renewed_any_more() {
+    let mut stage = stage(&[Act::Good, Act::Revoke]);
+    stage.hold_for(Duration::from_secs(60)).await;
+    assert_eq!(stage.heard(|news| matches!(news, News::Revoked(_))), 1);
+    assert!(stage.pushed.borrow().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_it_may_have_got() {
+    let mut stage = stage(&[Act::Hang]);
+    let began = clock::now();
+    stage.duty.run().await;
+    assert!(began.elapsed() < Duration::from_secs(6));
+    assert_eq!(*stage.calls.borrow(), [Call::Acquire, Call::Withdraw]);
+    let failed = stage.news.try_iter().find_map(|news| match news {
+        News::Failed(error) => Some(crate::exit::Fault::of(&error)),
+        _ => None,
+    });
+    assert_eq!(failed, Some(crate::exit::Fault::Unreachable));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_outlasts_an_outage_but_not_a_refusal() {
+    let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Hang, Act::Busy, Act::Refuse]);
+    stage.duty.run().await;
+    let heard: Vec<_> = stage.news.try_iter().collect();
+    assert!(
+        matches!(heard[..], [News::Busy(_), News::Trouble(_), News::Recovered, News::Busy(_), News::Failed(_)]),
+        "{heard:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn giving_up_in_the_moment_of_the_grant_lets_go_of_it() {
+    let mut stage = stage(&[]);
+    let orders = stage.orders.clone();
+    let give_up = async move {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        orders.send(Order::GiveUp).unwrap();
+    };
+    tokio::join!(stage.duty.run(), give_up);
+    assert_eq!(*stage.calls.borrow(), [Call::Acquire, Call::Withdraw]);
+    assert_eq!(stage.heard(|news| matches!(news, News::Withdrawn)), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_is_tried_again_until_the_lease_has_run_out() {
+    let mut stage = stage(&[&[Act::Good][..], &[Act::Unreachable; 2], &[Act::Good]].concat());
+    stage.hold_for(Duration::from_secs(1)).await;
+    assert_eq!(stage.calls.borrow().iter().filter(|call| **call == Call::Release).count(), 3);
+    assert_eq!(stage.heard(|news| matches!(news, News::Released(Ok(Released::Done)))), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_was_long_on_its_way_is_renewed_before_anything_starts() {
+    let mut stage = stage(&[Act::Late(Duration::from_millis(4900))]);
+    stage.duty.charge.terms = Terms::new(Duration::from_secs(12), None).unwrap();
+    stage.hold_for(Duration::from_secs(6)).await;
+    assert_eq!(stage.calls.borrow()[..2], [Call::Acquire, Call::Renew]);
+}
+
+#[test]
+fn a_keeper_whose_thread_is_blocked_leaves_the_main_thread_free() {
+    let charge = stage(&[]).duty.charge;
+    let (opened, open) = channel();
+    let backend = move || -> Result<Box<dyn Backend>> {
+        opened.send(()).unwrap();
+        Ok(Box::new(Scripted::new(TTL, &[Act::Block(Duration::from_millis(300))])))
+    };
+    let keeper = Keeper::spawn(charge, backend, |_| ()).unwrap();
+    open.recv().unwrap();
+    assert!(keeper.news().is_none(), "asking does not wait for the blocked thread");
+    assert!(matches!(keeper.news.recv(), Ok(News::Granted(..))));
+}

@@ -1,0 +1,87 @@
+//! The ways of holding a lock together, and the one rule that says who of a queue holds it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Exclusive,
+    Shared,
+    /// Up to this many holders at once, two or more.
+    Slots(u32),
+}
+
+impl Mode {
+    /// How many may hold the lock at once on these terms; contenders must agree on it.
+    pub fn slots(self) -> u32 {
+        match self {
+            Mode::Exclusive | Mode::Shared => 1,
+            Mode::Slots(n) => n,
+        }
+    }
+
+    /// The inverse of the [`Display`](fmt::Display) form, as backends store it: `exclusive`, `shared`, `slots:3`.
+    pub fn parse(text: &str) -> Option<Mode> {
+        match text {
+            "exclusive" => Some(Mode::Exclusive),
+            "shared" => Some(Mode::Shared),
+            _ => text.strip_prefix("slots:")?.parse().ok().filter(|&n| n >= 2).map(Mode::Slots),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mode::Exclusive => f.write_str("exclusive"),
+            Mode::Shared => f.write_str("shared"),
+            Mode::Slots(n) => write!(f, "slots:{n}"),
+        }
+    }
+}
+
+/// Whether a contender holds the lock, given the modes of all contenders that came before it (holders
+/// first, then waiters, in the order of the queue). Whoever came with another number of slots is
+/// refused before it gets into the queue, so `ahead` agrees with `mode` about that.
+pub fn may_hold(mode: Mode, ahead: &[Mode]) -> bool {
+    match mode {
+        Mode::Exclusive => ahead.is_empty(),
+        Mode::Shared => ahead.iter().all(|before| *before == Mode::Shared),
+        Mode::Slots(n) => ahead.len() < n as usize,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Mode::{Exclusive, Shared, Slots};
+    use super::*;
+
+    #[test]
+    fn exclusive_waits_for_everybody_before_it() {
+        assert!(may_hold(Exclusive, &[]));
+        assert!(!may_hold(Exclusive, &[Shared]));
+    }
+
+    #[test]
+    fn shared_waits_for_an_exclusive_one_even_behind_shared_holders() {
+        assert!(may_hold(Shared, &[Shared, Shared]));
+        assert!(!may_hold(Shared, &[Shared, Exclusive, Shared]));
+    }
+
+    #[test]
+    fn slots_count_who_is_ahead() {
+        assert!(may_hold(Slots(3), &[Slots(3), Slots(3)]));
+        assert!(!may_hold(Slots(3), &[Slots(3), Slots(3), Slots(3)]));
+    }
+
+    #[test]
+    fn a_mode_survives_its_text() {
+        for mode in [Exclusive, Shared, Slots(2), Slots(64)] {
+            assert_eq!(Mode::parse(&mode.to_string()), Some(mode));
+        }
+        assert_eq!(Mode::parse("slots:1"), None);
+        assert_eq!(Mode::parse("slots:x"), None);
+    }
+}

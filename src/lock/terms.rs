@@ -1,0 +1,154 @@
+//! Until when a lock may be claimed, and when the command has to be told.
+//!
+//! ```text
+//! t0 ── renew ── renew ──────── term ───────── kill ── end ── the server's own expiry
+//!       ttl/3                   first signal   SIGKILL  last instant we may claim the lock
+//! ```
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use humantime::format_duration;
+
+use crate::clock::Instant;
+
+/// What the server confirmed, counted from before the request that set it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Term {
+    pub from: Instant,
+    pub ttl: Duration,
+    /// What this backend's notion of time may be off by.
+    pub slack: Duration,
+}
+
+/// How a run wants its lease kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub ttl: Duration,
+    pub kill_after: Duration,
+}
+
+/// The instants the guardian acts at, and the one after which the lock is not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    pub term: Instant,
+    pub kill: Instant,
+    pub end: Instant,
+}
+
+impl Deadlines {
+    /// When the guardian must have been done; if not, somebody else has to do it before the end.
+    pub fn backstop(self) -> Instant {
+        self.kill + self.end.since(self.kill) / 2
+    }
+}
+
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
+const LONGEST_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(2);
+const LONGEST_DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
+/// Between SIGKILL and the end of the lease, at the least: ending a tree of 100 processes was seen to
+/// take up to 106 ms on a busy machine.
+const SHORTEST_MARGIN: Duration = Duration::from_millis(150);
+
+impl Terms {
+    pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Terms> {
+        ensure!(ttl >= SHORTEST_TTL, "a ttl of {} is too short: the least is 1s", format_duration(ttl));
+        ensure!(ttl <= LONGEST_TTL, "a ttl of {} is too long: the most is 7days", format_duration(ttl));
+        let kill_after = kill_after.unwrap_or((ttl / 6).min(LONGEST_DEFAULT_KILL_AFTER));
+        let terms = Terms { ttl, kill_after };
+        let needed = terms.renew_every() + terms.attempt() + kill_after + terms.margin() + ttl / 100;
+        ensure!(
+            needed <= ttl,
+            "a ttl of {} cannot hold a renewal ({} + {}), --kill-after ({}) and the margins ({}): \
+             raise --ttl or lower --kill-after",
+            format_duration(ttl),
+            millis(terms.renew_every()),
+            millis(terms.attempt()),
+            format_duration(kill_after),
+            millis(terms.margin() + ttl / 100),
+        );
+        Ok(terms)
+    }
+
+    pub fn renew_every(self) -> Duration {
+        self.ttl / 3
+    }
+
+    /// How long one request may take before it counts as unanswered.
+    pub fn attempt(self) -> Duration {
+        (self.ttl / 6).min(LONGEST_ATTEMPT)
+    }
+
+    /// What lies between SIGKILL and the last instant we may claim the lock.
+    pub fn margin(self) -> Duration {
+        (self.ttl / 50).max(SHORTEST_MARGIN)
+    }
+
+    /// The deadlines that follow from what the server confirmed. A server that grants less than was
+    /// asked for brings them all forward.
+    pub fn deadlines(self, term: Term) -> Deadlines {
+        let fit = self.shortened_to(term.ttl);
+        let end = term.from + fit.ttl.mul_f64(0.99) - term.slack;
+        let kill = end - fit.margin();
+        Deadlines { term: kill - fit.kill_after, kill, end }
+    }
+
+    /// The same in proportion, for a server that grants less than was asked for.
+    pub fn shortened_to(self, granted: Duration) -> Terms {
+        if granted >= self.ttl {
+            return self;
+        }
+        let share = granted.as_secs_f64() / self.ttl.as_secs_f64();
+        Terms { ttl: granted, kill_after: self.kill_after.mul_f64(share) }
+    }
+}
+
+fn millis(span: Duration) -> humantime::FormattedDuration {
+    format_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn secs(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn the_default_leaves_room_for_everything_before_the_end() {
+        let terms = Terms::new(secs(30), None).unwrap();
+        assert_eq!(terms.kill_after, secs(5));
+        let t0 = Instant::from_nanos(0);
+        let at = terms.deadlines(Term { from: t0, ttl: secs(30), slack: Duration::ZERO });
+        assert_eq!(at.end, t0 + Duration::from_millis(29_700));
+        assert_eq!(at.kill, t0 + Duration::from_millis(29_100));
+        assert_eq!(at.term, t0 + Duration::from_millis(24_100));
+        assert!(t0 + terms.renew_every() + terms.attempt() < at.term);
+    }
+
+    #[test]
+    fn the_shortest_ttl_still_fits() {
+        let terms = Terms::new(secs(1), None).unwrap();
+        assert_eq!(terms.kill_after, Duration::from_secs(1) / 6);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers() {
+        let error = Terms::new(secs(6), Some(secs(5))).unwrap_err().to_string();
+        assert!(error.contains("6s") && error.contains("5s") && error.contains("raise --ttl"), "{error}");
+        assert!(Terms::new(Duration::from_millis(999), None).is_err());
+        assert!(Terms::new(secs(8 * 24 * 3600), None).is_err());
+    }
+
+    #[test]
+    fn a_shorter_grant_brings_every_deadline_forward() {
+        let terms = Terms::new(secs(30), None).unwrap();
+        let t0 = Instant::from_nanos(0);
+        let at = terms.deadlines(Term { from: t0, ttl: secs(20), slack: secs(2) });
+        assert_eq!(at.end, t0 + Duration::from_millis(17_800));
+        assert!(at.term < at.kill && at.kill < at.end);
+        assert_eq!(at.kill.since(at.term), secs(5) * 2 / 3, "--kill-after shrinks with it");
+    }
+}

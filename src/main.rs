@@ -1,0 +1,82 @@
+//! dlock: run a command under a named lock, and never beside another holder of it.
+//!
+//! `main` parses, runs, reports and exits; it is the only place that ends the process.
+
+mod backend;
+mod cli;
+mod clock;
+mod commands;
+mod config;
+mod events;
+mod exit;
+#[allow(unsafe_code)]
+mod guardian;
+mod keeper;
+mod lock;
+mod metrics;
+#[cfg(test)]
+mod model;
+mod mutant;
+mod report;
+
+use clap::error::ErrorKind;
+
+use crate::cli::{Cli, Verb};
+use crate::exit::{Exit, Fault};
+use crate::report::{Format, Loudness, Voice};
+
+fn main() {
+    let exit = match Cli::read() {
+        Ok(cli) => obey(cli),
+        Err(error) => misunderstood(&error),
+    };
+    if let Exit::Reraise(signal) = exit {
+        events::die_of(signal);
+    }
+    std::process::exit(exit.code().into());
+}
+
+fn obey(cli: Cli) -> Exit {
+    let voice = match &cli.verb {
+        Verb::Run(args) => config::voice(&args.common),
+        Verb::Status(args) => config::voice(&args.common),
+        Verb::ForceRelease(args) => config::voice(&args.common),
+        Verb::Acquire(args) => config::voice(&args.common),
+        Verb::Renew(args) => config::voice(&args.common),
+        Verb::Release(args) => config::voice(&args.common),
+        Verb::Doctor(args) => config::voice(&args.common),
+        Verb::Words(args) => config::voice(&args.common),
+        Verb::Fence(_) | Verb::Completions { .. } | Verb::Man => Ok((Format::Text, Loudness::Normal)),
+    };
+    let (format, loudness) = match &voice {
+        Ok(voice) => *voice,
+        Err(_) => (Format::Text, Loudness::Normal),
+    };
+    let mut voice_of_errors = Voice::new(format, loudness);
+    let result = voice.and_then(|_| commands::dispatch(cli.verb, Voice::new(format, loudness)));
+    result.unwrap_or_else(|error| {
+        voice_of_errors.error(&error);
+        Fault::of(&error).exit()
+    })
+}
+
+/// clap explains over several lines and exits with 2; we have one line, and 64.
+fn misunderstood(error: &clap::Error) -> Exit {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let _ = error.print();
+        return Exit::OK;
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+    let worth_saying = |line: &&str| !line.is_empty() && !line.starts_with("tip: to pass");
+    let sentence = lines.filter(worth_saying).collect::<Vec<_>>().join(" ").replacen("error: ", "", 1);
+    let sentence = sentence.replace(" tip: ", "; ");
+    let verb = std::env::args_os().nth(1).and_then(|verb| verb.into_string().ok()).filter(|verb| Cli::has_verb(verb));
+    let help = verb.map_or_else(|| "dlock --help".to_owned(), |verb| format!("dlock {verb} --help"));
+    let sentence = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing, like run or status",
+        _ => sentence.split(" For more information").next().unwrap_or_default().trim_end_matches('.'),
+    };
+    Voice::new(Format::Text, Loudness::Normal).error(&Fault::Usage.because(format_args!("{sentence}; see {help}")));
+    Fault::Usage.exit()
+}

@@ -1,0 +1,129 @@
+//! Metrics of the runs of each lock, in the text format that Prometheus' node exporter collects. The file
+//! is its own memory: it is read, counted on and replaced as a whole, under a lock of its own.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+
+use crate::clock;
+use crate::lock::LockName;
+
+/// What one run adds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub acquired: bool,
+    pub busy: bool,
+    pub lost: bool,
+    pub failed: bool,
+    pub succeeded: bool,
+    pub waited: Duration,
+    pub held: Duration,
+}
+
+/// Every metric: its name, its kind and what it means.
+pub const METRICS: [(&str, &str, &str); 7] = [
+    ("dlock_acquisitions_total", "counter", "How often the lock was acquired."),
+    ("dlock_busy_total", "counter", "How often a run gave up because the lock was busy."),
+    ("dlock_lost_total", "counter", "How often the lock was lost or taken away while the command ran."),
+    ("dlock_failures_total", "counter", "How often a command ended in another way than with exit code 0."),
+    ("dlock_wait_seconds_total", "counter", "Time spent waiting for the lock."),
+    ("dlock_hold_seconds_total", "counter", "Time the lock was held."),
+    ("dlock_last_success_timestamp_seconds", "gauge", "When a command last ended with exit code 0."),
+];
+
+/// Values by metric and by the text between the braces.
+type Samples = BTreeMap<(String, String), f64>;
+
+pub fn add(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
+    let guard = beside(path, "lock");
+    let guard = File::options().create(true).truncate(false).write(true).open(&guard);
+    let guard = guard.with_context(|| format!("cannot write metrics to {}", path.display()))?;
+    guard.lock().context("cannot lock the metrics file")?;
+    let mut samples = match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text),
+        Err(error) if error.kind() == ErrorKind::NotFound => Samples::new(),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    count(&mut samples, name, tally);
+    let fresh = beside(path, "new");
+    let write = || -> std::io::Result<()> {
+        File::create(&fresh)?.write_all(render(&samples).as_bytes())?;
+        std::fs::rename(&fresh, path)
+    };
+    write().with_context(|| format!("cannot write metrics to {}", path.display()))
+}
+
+fn count(samples: &mut Samples, name: &LockName, tally: &Tally) {
+    let label = format!("name=\"{name}\"");
+    let mut add = |metric: &str, value: f64| *samples.entry((metric.to_owned(), label.clone())).or_default() += value;
+    let once = |happened: bool| if happened { 1.0 } else { 0.0 };
+    add("dlock_acquisitions_total", once(tally.acquired));
+    add("dlock_busy_total", once(tally.busy));
+    add("dlock_lost_total", once(tally.lost));
+    add("dlock_failures_total", once(tally.failed));
+    add("dlock_wait_seconds_total", tally.waited.as_secs_f64());
+    add("dlock_hold_seconds_total", tally.held.as_secs_f64());
+    if tally.succeeded {
+        let now = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        samples.insert(("dlock_last_success_timestamp_seconds".into(), label), now);
+    }
+}
+
+fn parse(text: &str) -> Samples {
+    let sample = |line: &str| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (metric, label) = series.strip_suffix('}')?.split_once('{')?;
+        let known = METRICS.iter().any(|(name, ..)| *name == metric);
+        let value = value.parse::<f64>().ok().filter(|value| value.is_finite() && known)?;
+        Some(((metric.to_owned(), label.to_owned()), value))
+    };
+    text.lines().filter_map(sample).collect()
+}
+
+fn render(samples: &Samples) -> String {
+    let mut text = String::new();
+    for (metric, kind, help) in METRICS {
+        text += &format!("# HELP {metric} {help}\n# TYPE {metric} {kind}\n");
+        for ((_, label), value) in samples.iter().filter(|((one, _), _)| one == metric) {
+            text += &format!("{metric}{{{label}}} {value}\n");
+        }
+    }
+    text
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{suffix}"));
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_on_from_what_is_there_and_forgets_garbage() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dlock.prom");
+        std::fs::write(&path, "dlock_busy_total{name=\"a\"} 4\nnonsense\ndlock_busy_total{name=\"b\"} NaN\n").unwrap();
+        let name: LockName = "a".parse().unwrap();
+        let busy = Tally { busy: true, ..Tally::default() };
+        add(&path, &name, &busy).unwrap();
+        let done = Tally { acquired: true, succeeded: true, held: Duration::from_millis(1500), ..Tally::default() };
+        add(&path, &name, &done).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for line in [
+            "dlock_busy_total{name=\"a\"} 5",
+            "dlock_acquisitions_total{name=\"a\"} 1",
+            "dlock_hold_seconds_total{name=\"a\"} 1.5",
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} is missing:\n{text}");
+        }
+        assert!(!text.contains("nonsense") && !text.contains("NaN"));
+        assert_eq!(text.matches("# TYPE").count(), METRICS.len());
+    }
+}
