@@ -1,0 +1,53 @@
+//! What is checked in although it can be generated is what would be generated now.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::Dlock;
+
+fn checked_in(path: &str) -> Vec<u8> {
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+#[test]
+fn the_manual_page_is_up_to_date_and_clean() {
+    let made = Dlock::new().arg("man").ended().expect(0).stdout;
+    assert!(made.as_bytes() == checked_in("man/dlock.1"), "stale: dlock man >man/dlock.1");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/dlock.1");
+    let lint = Command::new("mandoc").args(["-T", "lint"]).arg(page).output().unwrap();
+    assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+}
+
+#[test]
+fn the_completions_are_up_to_date() {
+    for (shell, file) in [("bash", "dlock.bash"), ("zsh", "_dlock"), ("fish", "dlock.fish")] {
+        let made = Dlock::new().args(["completions", shell]).ended().expect(0).stdout;
+        assert!(
+            made.as_bytes() == checked_in(&format!("completions/{file}")),
+            "stale: dlock completions {shell} >completions/{file}"
+        );
+    }
+}
+
+/// protoc/protoc hands out this file instead of compiling etcd-client's definitions.
+#[test]
+fn the_descriptors_of_etcd_client_are_what_protoc_makes_of_them() {
+    let metadata =
+        Command::new(env!("CARGO")).args(["metadata", "--format-version", "1", "--locked"]).output().unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let client = packages.iter().find(|package| package["name"] == "etcd-client").unwrap();
+    let root = Path::new(client["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned();
+    let out = tempfile::NamedTempFile::new().unwrap();
+    let files = [
+        "etcd/api/authpb/auth.proto",
+        "etcd/api/etcdserverpb/rpc.proto",
+        "etcd/api/mvccpb/kv.proto",
+        "etcd/server/etcdserver/api/v3election/v3electionpb/v3election.proto",
+        "etcd/server/etcdserver/api/v3lock/v3lockpb/v3lock.proto",
+    ];
+    let mut protoc = Command::new("protoc");
+    protoc.current_dir(root).arg("--include_imports").arg("-o").arg(out.path()).args(["-I", "proto"]);
+    assert!(protoc.args(files.map(|file| format!("proto/{file}"))).status().unwrap().success());
+    assert!(std::fs::read(out.path()).unwrap() == checked_in("protoc/etcd.binpb"), "etcd-client has other definitions");
+}

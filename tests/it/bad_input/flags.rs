@@ -1,0 +1,179 @@
+//! Flags and arguments, as `--help` lists them.
+
+use std::ffi::OsString;
+
+use super::{Row, USAGE, expect_refusal, not_utf8, row, with_value};
+use crate::support::{Bed, Dlock, FileBed};
+
+struct Flag {
+    name: String,
+    value: Value,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Value {
+    None,
+    Optional,
+    Required,
+}
+
+fn help(args: &[&str]) -> String {
+    Dlock::new().args(args).arg("--help").ended().expect(0).silently().stdout
+}
+
+/// The verbs that are shown, and the one that only the completions use.
+fn verbs() -> Vec<String> {
+    let help = help(&[]);
+    let section = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // Descriptions that go on stand further to the right.
+    let names = section.lines().filter(|line| !line.starts_with("    "));
+    let mut verbs: Vec<String> = names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
+    verbs.push("words".to_owned());
+    verbs
+}
+
+fn flags(help: &str) -> Vec<Flag> {
+    let lines = help.lines().filter(|line| line.trim_start().starts_with('-') && !line.starts_with("          "));
+    let flag = |line: &str| {
+        let rest = line.split_once("--").unwrap().1;
+        let name: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+        let value = match &rest[name.len()..] {
+            rest if rest.starts_with("[=<") => Value::Optional,
+            rest if rest.starts_with(" <") => Value::Required,
+            _ => Value::None,
+        };
+        Flag { name, value }
+    };
+    lines.map(flag).filter(|flag| flag.name != "help").collect()
+}
+
+/// What stands between the angles or brackets, in lower case.
+fn positionals(help: &str) -> Vec<String> {
+    let section = help.split("Arguments:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap();
+    let lines = section.lines().map(str::trim_start).filter(|line| line.starts_with(['<', '[']));
+    lines.map(|line| line[1..].split(['>', ']']).next().unwrap().to_lowercase()).collect()
+}
+
+/// A call of the verb that has all it needs, but for one flag or argument, and the command's place behind it.
+fn call(verb: &str, without: &str, more: &[OsString]) -> Dlock {
+    let (flags, arguments, command): (&[&str], &[&str], bool) = match verb {
+        "run" => (&["--name=x"], &[], true),
+        "acquire" => (&["--name=x"], &[], false),
+        "renew" | "release" => (&["--name=x", "--owner=h.1.a"], &[], false),
+        "status" | "force-release" => (&[], &["x"], false),
+        "fence" => (&["--token=1"], &["/dev/shm/nothing"], true),
+        "completions" => (&[], &["bash"], false),
+        "words" => (&[], &["names"], false),
+        "doctor" | "man" => (&[], &[], false),
+        other => panic!("no row says how to call {other}"),
+    };
+    let flags = flags.iter().filter(|flag| !flag.starts_with(&format!("--{without}=")));
+    let arguments = arguments.iter().filter(|_| without != "argument");
+    let command: &[&str] = if command && without != "command" { &["--", "echo", "started"] } else { &[] };
+    Dlock::new().arg(verb).args(flags).args(arguments).args(more).args(command)
+}
+
+#[test]
+fn every_flag_refuses_nonsense() {
+    let bed = FileBed::new();
+    for verb in verbs() {
+        for Flag { name, value } in flags(&help(&[&verb])) {
+            let refuse = |more: &[OsString], code: i32| {
+                let dlock = call(&verb, &name, more).env("DLOCK_BACKEND", bed.url());
+                let shown: Vec<_> =
+                    more.iter().map(|one| one.to_string_lossy().chars().take(60).collect::<String>()).collect();
+                expect_refusal(dlock, &[code], &(&verb, shown));
+            };
+            let bare = OsString::from(format!("--{name}"));
+            if value == Value::None {
+                refuse(&[with_value(&name, "x".as_ref())], USAGE);
+                refuse(&[bare.clone(), bare], USAGE);
+                continue;
+            }
+            let (code, values) = row(&name).refused();
+            for value in &values {
+                refuse(&[with_value(&name, value)], code);
+            }
+            if let Row::Refused(code, _) = row(&name) {
+                // A path need not be UTF-8, and is not found; all else must be.
+                refuse(&[with_value(&name, &not_utf8())], if name == "config" { code } else { USAGE });
+            }
+            if name == "config" {
+                refuse(&[with_value(&name, "".as_ref())], USAGE);
+            }
+            refuse(&[with_value(&name, "1".as_ref()), with_value(&name, "1".as_ref())], USAGE);
+            if value == Value::Required {
+                expect_refusal(call(&verb, "command", &[bare]), &[USAGE], &(&verb, &name, "without a value"));
+            }
+        }
+    }
+    assert_eq!(std::fs::read_dir(bed.dir()).unwrap().count(), 0, "a lock was taken");
+}
+
+#[test]
+fn every_argument_refuses_nonsense() {
+    let bed = FileBed::new();
+    for verb in verbs() {
+        let refuse = |more: &[OsString], code: i32| {
+            let dlock = call(&verb, "argument", more).env("DLOCK_BACKEND", bed.url());
+            expect_refusal(dlock, &[code], &(&verb, more.first().map(|word| word.len())));
+        };
+        let positionals = positionals(&help(&[&verb]));
+        for name in &positionals {
+            let name = if name == "names" { "name" } else { name };
+            let (code, values) = row(name).refused();
+            for value in values {
+                refuse(&[value], code);
+            }
+            if let Row::Refused(..) = row(name) {
+                refuse(&[not_utf8()], USAGE);
+            }
+            if name == "resource" {
+                refuse(&["".into()], USAGE);
+            }
+        }
+        if !positionals.iter().any(|name| name == "names") {
+            refuse(&["x".into(), "y".into()], USAGE);
+        }
+        refuse(&["--nonsense".into()], USAGE);
+        refuse(&["-\u{fc}".into()], USAGE);
+    }
+    for no_verb in ["", "ran", "--nonsense", "\u{1b}[2J"] {
+        expect_refusal(Dlock::new().arg(no_verb), &[USAGE], &no_verb);
+    }
+    expect_refusal(Dlock::new().arg(not_utf8()), &[USAGE], &"no verb");
+    expect_refusal(Dlock::new(), &[USAGE], &"nothing at all");
+    expect_refusal(call("run", "command", &[]), &[USAGE], &"no command");
+}
+
+/// The line names the flag, and says what it takes or what it does not go with.
+#[test]
+fn the_line_helps() {
+    let bed = FileBed::new();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--ttl", "soon"], "--ttl: \"soon\" is not a duration like"),
+        (&["--ttl", "500ms"], "too short: the least is 1s"),
+        (&["--ttl", "8days"], "too long"),
+        (&["--ttl", "6s", "--kill-after", "5s"], "cannot hold"),
+        (&["--slots", "0"], "--slots"),
+        (&["--signal", "FOO"], "signal"),
+        (&["-E", "600"], "0 to 255"),
+        (&["--on-lost", "pray"], "kill, signal"),
+        (&["--leftovers", "eat"], "kill, wait, leave"),
+        (&["--once", ""], "--once"),
+        (&["--wait", "1s", "--no-wait"], "cannot be used with"),
+        (&["--shared", "--slots", "3"], "cannot be used with"),
+        (&["--verbose", "--quiet"], "cannot be used with"),
+        (&["--keep-trying", "--no-wait"], "cannot be used with"),
+        (&["--keep-trying", "--wait", "1s"], "cannot be used with"),
+        (&["--command", "true"], "cannot be used with"),
+        (&["--frobnicate"], "--frobnicate"),
+    ];
+    for (flags, says) in cases {
+        bed.dlock().run("x").args(*flags).sh("echo no").ended().expect(USAGE).saying(says);
+    }
+    bed.dlock().env("DLOCK_TTL", "never").run("x").sh("echo no").ended().expect(USAGE).saying("DLOCK_TTL");
+    bed.dlock().run("a b").sh("echo no").ended().expect(USAGE).saying("lock name");
+    bed.dlock().args(["run", "--", "true"]).ended().expect(USAGE).saying("--name");
+    expect_refusal(bed.dlock().args(["status", "--exit-code"]), &[USAGE], &"--exit-code without a name");
+}

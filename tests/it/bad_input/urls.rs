@@ -1,0 +1,211 @@
+//! Every part of every kind of URL. Nobody listens where these lead, so what is accepted ends with 69.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::{CONFIG, between, expect_refusal, list, manual};
+use crate::support::{Dlock, FileBed};
+
+const UNREACHABLE: i32 = 69;
+
+/// Every scheme, with all the parameters that it takes.
+pub fn parameters(manual: &str) -> Vec<(String, Vec<String>)> {
+    let mut groups = between(manual, ".SS Parameters\n", ".SH ").split(".TP\n.I ").skip(1).map(|group| {
+        let (schemes, own) = group.split_once('\n').unwrap();
+        (list(schemes), list(own))
+    });
+    let common = groups.next().unwrap().1;
+    let mut all = Vec::new();
+    for (schemes, own) in groups {
+        for scheme in schemes {
+            let takes = match own[0].as_str() {
+                "none" => Vec::new(),
+                "no others" => common.clone(),
+                _ => [common.clone(), own.clone()].concat(),
+            };
+            all.push((scheme, takes));
+        }
+    }
+    all
+}
+
+/// A URL in its parts.
+#[derive(Clone)]
+struct Url {
+    scheme: String,
+    login: String,
+    host: String,
+    port: String,
+    path: String,
+    query: Vec<String>,
+}
+
+impl Url {
+    /// One that makes sense.
+    fn of(scheme: &str, files: &Path) -> Url {
+        let own = |text: &str| text.to_owned();
+        let (host, port, path) = match scheme {
+            "file" => ("", "", files.to_str().unwrap()),
+            "redis" | "rediss" => ("127.0.0.1", "1", "/0"),
+            "redis+unix" => ("", "", "/nonexistent/socket"),
+            "redis+sentinel" | "rediss+sentinel" => ("127.0.0.1", "1", "/master"),
+            "redlock" | "redlocks" => ("127.0.0.1:3,127.0.0.1:2,127.0.0.1", "1", ""),
+            "postgres" | "postgresql" => ("127.0.0.1", "1", "/db"),
+            _ => ("127.0.0.1", "1", ""),
+        };
+        let query = match scheme {
+            "rediss" | "redlocks" | "etcds" | "zookeepers" | "rediss+sentinel" | "rediss+cluster" => {
+                vec![format!("tls-ca={}/ca.pem", files.display())]
+            }
+            _ => Vec::new(),
+        };
+        Url { scheme: own(scheme), login: own(""), host: own(host), port: own(port), path: own(path), query }
+    }
+
+    fn run(&self) -> Dlock {
+        let Url { scheme, login, host, port, path, query } = self;
+        let colon = if port.is_empty() { "" } else { ":" };
+        let url = format!("{scheme}://{login}{host}{colon}{port}{path}?{}", query.join("&"));
+        Dlock::new().run("x").args(["--connect-timeout", "5s", "-b", &url]).sh("echo started")
+    }
+
+    #[track_caller]
+    fn refused(&self, what: &str) {
+        expect_refusal(self.run(), &[CONFIG], &(&self.scheme, what));
+    }
+
+    /// With this parameter instead of one that stands there already.
+    fn with(&self, parameter: &str, value: &str) -> Url {
+        let mut url = self.clone();
+        url.query.retain(|pair| !pair.starts_with(&format!("{parameter}=")));
+        url.query.push(format!("{parameter}={value}"));
+        url
+    }
+
+    fn kind(&self) -> &str {
+        match self.scheme.as_str() {
+            "redlocks" => "redlock",
+            "etcds" => "etcd",
+            "zk" | "zookeepers" => "zookeeper",
+            "postgresql" => "postgres",
+            "rediss" => "redis",
+            "rediss+sentinel" => "redis+sentinel",
+            "rediss+cluster" => "redis+cluster",
+            scheme => scheme,
+        }
+    }
+}
+
+/// What is not an encoding of anything.
+const UNDECODABLE: [&str; 4] = ["%", "%zz", "%ff", "%00"];
+
+fn wrong_paths(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "file" => &["", "relative", "/nonexistent/dir", "/dev/null"],
+        "redis" | "redlock" => &["/x", "/-1", "/1.5", "/99999999999", "/0/1"],
+        "redis+unix" => &[""],
+        "redis+sentinel" => &["", "/", "/m/x", "/m/0/1"],
+        "redis+cluster" => &["/x", "/1"],
+        "etcd" => &["/x"],
+        "zookeeper" => &["//x", "/..", "/a/./b"],
+        "postgres" => &[],
+        other => panic!("no row says which paths are nonsense for {other}"),
+    }
+}
+
+/// Values that a parameter refuses; any that can be decoded is right for the others.
+fn wrong_values(kind: &str, parameter: &str) -> &'static [&'static str] {
+    match (kind, parameter) {
+        ("redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" | "redlock", "prefix") => &["{", "a}b"],
+        ("etcd", "prefix") => &["", "/"],
+        ("zookeeper", "prefix") => &["", "..", "a//b"],
+        ("postgres", "prefix") => &["", "a-b", "1a", "%22", "abcdefghijklmnopqrstuvwxyzabcdefgh"],
+        ("postgres", "tls-ca" | "sslrootcert") => &["/nonexistent&sslmode=verify-full", "/dev&sslmode=verify-full"],
+        (_, "tls-ca" | "tls-cert" | "tls-key" | "sslcert" | "sslkey") => &["/nonexistent", "/dev", "/dev/null"],
+        (_, "password-file") => &["", "/nonexistent", "/dev"],
+        ("redis+unix", "db") => &["x", "-1", "1.5"],
+        (_, "db") => &["", "0"],
+        (_, "wait-replicas") => &["", "x", "-1", "1.5", "99999999999"],
+        (_, "recipe") => &["", "x", "Curator"],
+        (_, "port") => &["x", "0", "-1", "65536", "1,2"],
+        (_, "sslmode") => &["x", "VERIFY-FULL", "require%20"],
+        (_, "connect_timeout") => &["", "x", "-1", "1.5"],
+        (_, "target_session_attrs") => &["", "x", "standby"],
+        (_, "channel_binding") => &["", "x", "require"],
+        (_, "listen") => &["", "x"],
+        (_, "username" | "password" | "host" | "user" | "dbname" | "passfile" | "application_name" | "options") => &[],
+        (kind, other) => panic!("no row says what is nonsense for {other} of {kind}"),
+    }
+}
+
+/// A directory for locks that has a certificate in it.
+fn files() -> FileBed {
+    let bed = FileBed::new();
+    let made = Command::new("openssl")
+        .args([
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "ca.pem", "-subj", "/CN=x",
+        ])
+        .current_dir(bed.dir())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    bed
+}
+
+#[test]
+fn every_part_of_a_url_refuses_nonsense() {
+    let bed = files();
+    for (scheme, _) in parameters(&manual()) {
+        let url = Url::of(&scheme, bed.dir());
+        match scheme.as_str() {
+            "file" => assert_eq!(url.run().ended().expect(0).silently().stdout, "started\n"),
+            _ => expect_refusal(url.run(), &[UNREACHABLE], &scheme),
+        }
+        for path in wrong_paths(url.kind()) {
+            Url { path: (*path).to_owned(), ..url.clone() }.refused(path);
+        }
+        for bad in UNDECODABLE {
+            Url { path: format!("/{bad}"), ..url.clone() }.refused(bad);
+            Url { login: format!("{bad}@"), ..url.clone() }.refused(bad);
+            Url { login: format!("user:{bad}@"), ..url.clone() }.refused(bad);
+            Url { host: format!("h{bad}"), ..url.clone() }.refused(bad);
+            Url { query: vec![format!("{bad}=1")], ..url.clone() }.refused(bad);
+        }
+        for host in ["%20", "a%20b", "a%0Ab", "[::1", "[", "]", "[]", "[::1]x", "h".repeat(256).as_str()] {
+            Url { host: host.to_owned(), port: "1".to_owned(), ..url.clone() }.refused(host);
+        }
+        for port in ["0", "65536", "-1", "x", "1x", "%31"] {
+            Url { host: "127.0.0.1".to_owned(), port: port.to_owned(), ..url.clone() }.refused(port);
+        }
+        if !matches!(url.kind(), "postgres" | "file" | "redis+unix") {
+            Url { host: String::new(), port: String::new(), ..url.clone() }.refused("no host");
+        }
+        Url { scheme: scheme.to_uppercase(), ..url.clone() }.refused("upper case");
+        Url { scheme: format!("{scheme}x"), ..url.clone() }.refused("another scheme");
+    }
+}
+
+#[test]
+fn every_parameter_of_a_url_refuses_nonsense() {
+    let bed = files();
+    for (scheme, takes) in parameters(&manual()) {
+        let url = Url::of(&scheme, bed.dir());
+        url.with("nonsense", "1").refused("an unknown parameter");
+        url.with("", "1").refused("a parameter without a name");
+        for parameter in &takes {
+            for value in wrong_values(url.kind(), parameter).iter().chain(&UNDECODABLE) {
+                url.with(parameter, value).refused(&format!("{parameter}={value}"));
+            }
+            let mut twice = url.with(parameter, "1");
+            twice.query.push(format!("{parameter}=1"));
+            twice.refused(&format!("{parameter} twice"));
+            if wrong_values(url.kind(), parameter).is_empty() {
+                // Not even what means nothing leads to more than a line.
+                for value in ["", "%0A", "%1B%5B2J", "\u{1f980}", &"x".repeat(50_000)] {
+                    let what = format!("{parameter}={}", value.chars().take(20).collect::<String>());
+                    expect_refusal(url.with(parameter, value).run(), &[CONFIG, UNREACHABLE], &(&scheme, what));
+                }
+            }
+        }
+    }
+}

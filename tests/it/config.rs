@@ -1,0 +1,106 @@
+//! Where settings come from, and which one wins.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use crate::support::{Bed, Dlock, FileBed};
+
+/// dlock with a config file of this text.
+fn with_config(bed: &FileBed, text: &str) -> Dlock {
+    let path = write_config(bed, text, 0o600);
+    Dlock::new().env("DLOCK_CONFIG", path)
+}
+
+fn write_config(bed: &FileBed, text: &str, mode: u32) -> PathBuf {
+    let path = bed.dir().join("config.toml");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+/// The value and the origin that `--explain` shows for a setting.
+fn explained(dlock: Dlock, args: &[&str], key: &str) -> (String, String) {
+    let shown = dlock.run("x").arg("--explain").args(args).ended().expect(0).stdout;
+    let line = shown.lines().find(|line| line.trim_start().starts_with(&format!("{key} "))).unwrap().to_owned();
+    let mut words = line.split_whitespace().skip(1);
+    let value = words.next().unwrap().to_owned();
+    (value, words.collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn flag_beats_environment_beats_profile_beats_file_beats_default() {
+    let bed = FileBed::new();
+    let file = "ttl = 11\n";
+    let profile = format!("{file}[backends.lan]\nurl = '{}'\nttl = '12s'\n", bed.url());
+    let ttl = |dlock: Dlock, args: &[&str]| explained(dlock, args, "ttl");
+
+    assert_eq!(ttl(with_config(&bed, ""), &[]), ("30s".into(), "default".into()));
+    let (value, from) = ttl(with_config(&bed, file), &[]);
+    assert!(value == "11" && from.ends_with("config.toml"), "{from}");
+    assert_eq!(ttl(with_config(&bed, &profile), &["-b", "lan"]), ("12s".into(), "profile lan".into()));
+    let environment = with_config(&bed, &profile).env("DLOCK_TTL", "13s").env("DLOCK_BACKEND", "lan");
+    assert_eq!(ttl(environment, &[]), ("13s".into(), "$DLOCK_TTL".into()));
+    let flag = with_config(&bed, &profile).env("DLOCK_TTL", "13s");
+    assert_eq!(ttl(flag, &["--ttl", "14s"]), ("14s".into(), "flag".into()));
+}
+
+#[test]
+fn a_profile_is_a_backend_with_a_name() {
+    let bed = FileBed::new();
+    let config = format!("backend = 'lan'\n[backends.lan]\nurl = '{}'\n", bed.url());
+    with_config(&bed, &config).run("x").sh("exit 0").ended().expect(0).silently();
+    assert!(bed.lock_file("x").exists());
+    let wrong = with_config(&bed, &config).run("x").args(["-b", "wan"]).sh("echo no");
+    wrong.ended().expect(78).saying("did you mean \"lan\"?");
+}
+
+#[test]
+fn the_usual_places_are_looked_at_in_order() {
+    let bed = FileBed::new();
+    let dlock = Dlock::new();
+    let dir = dlock.home().join(".config/dlock");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("config.toml"), "ttl = 21").unwrap();
+    let (value, _) = explained(dlock.env("DLOCK_BACKEND", bed.url()), &[], "ttl");
+    assert_eq!(value, "21");
+
+    let other = bed.dir().join("dlock");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("config.toml"), "ttl = 22").unwrap();
+    let dlock = Dlock::new().env("XDG_CONFIG_HOME", bed.dir()).env("DLOCK_BACKEND", bed.url());
+    assert_eq!(explained(dlock, &[], "ttl").0, "22");
+}
+
+#[test]
+fn what_is_wrong_with_a_config_file_is_said_in_a_line() {
+    let bed = FileBed::new();
+    let cases = [
+        ("tll = '1s'", "did you mean \"ttl\"?"),
+        ("ttl = '1s'\nwait = = 3", "line 2"),
+        ("ttl = 'soon'", "ttl in"),
+        ("ttl = [1]", "must be a text or a number"),
+        ("[backends.lan]\nttl = 3", "needs a url"),
+        ("[backends.lan]\nurl = 'nowhere'", "scheme://"),
+        ("backend = 'lan'\n[backends.lan]\nurl = 'file:///tmp/x'\nkil-after = 3", "did you mean \"kill-after\"?"),
+        ("backend = 'gopher://x'", "gopher"),
+    ];
+    for (text, says) in cases {
+        let ended = with_config(&bed, text).run("x").sh("echo no").ended().expect(78).saying(says);
+        assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{ended:#?}");
+    }
+    Dlock::new().env("DLOCK_CONFIG", "/nonexistent").run("x").sh("echo no").ended().expect(78).saying("/nonexistent");
+}
+
+#[test]
+fn a_password_that_others_can_read_is_refused() {
+    let bed = FileBed::new();
+    let config =
+        format!("[backends.lan]\nurl = '{}'\n[backends.wan]\nurl = 'redis://h'\npassword = 'sesame'\n", bed.url());
+    let run = |mode: u32| {
+        let path = write_config(&bed, &config, mode);
+        Dlock::new().env("DLOCK_CONFIG", path).run("x").args(["-b", "lan"]).sh("exit 0").ended()
+    };
+    run(0o600).expect(0);
+    let refused = run(0o644).expect(78).saying("chmod 600");
+    assert!(!refused.stderr.contains("sesame"));
+}

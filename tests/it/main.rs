@@ -1,0 +1,23 @@
+//! Everything that is tested through the real binary, against real servers.
+// How long a test waits has nothing to do with a lease.
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+mod assets;
+mod bad_input;
+mod bad_records;
+mod completions;
+mod config;
+mod contract;
+mod etcd;
+mod file;
+mod matrix;
+mod operating;
+mod postgres;
+mod readme;
+mod redis;
+mod redlock;
+mod run;
+mod signals;
+mod support;
+mod triage;
+mod zookeeper;

@@ -1,0 +1,207 @@
+//! What can go wrong, in the words of the report, and what it takes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::scene::TTL;
+use super::site::{Backend, Ground, Site};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    PathFrozen,
+    PathCut,
+    PathHalfOpen,
+    PathSlowHalf,
+    PathSlowOnce,
+    PathSlowTwice,
+    AnswersLate,
+    ServersPausedBriefly,
+    ServersPaused,
+    ServersKilled,
+    ServersRestarted,
+    ServersRestartedEmpty,
+    OneRestartedEmpty,
+    LeaderKilled,
+    LeaderFrozen,
+    LeaderWoken,
+    LeaderLost,
+    FollowerKilled,
+    MajorityRotates,
+    ClockForward,
+    ClockBack,
+    DiskFull,
+    RecordDeleted,
+    Flushed,
+    Evicted,
+    DlockStopped,
+    DlockKilled,
+    DlockAborted,
+    DlockOutOfMemory,
+    GuardianKilled,
+    GuardianStopped,
+    MachineFrozen,
+    CommandForks,
+    CommandStopped,
+    CommandLeavesDaemons,
+    CommandTimedOut,
+    Revoked,
+}
+
+use Fault::*;
+
+impl Fault {
+    pub const ALL: [Fault; 37] = [
+        PathFrozen,
+        PathCut,
+        PathHalfOpen,
+        PathSlowHalf,
+        PathSlowOnce,
+        PathSlowTwice,
+        AnswersLate,
+        ServersPausedBriefly,
+        ServersPaused,
+        ServersKilled,
+        ServersRestarted,
+        ServersRestartedEmpty,
+        OneRestartedEmpty,
+        LeaderKilled,
+        LeaderFrozen,
+        LeaderWoken,
+        LeaderLost,
+        FollowerKilled,
+        MajorityRotates,
+        ClockForward,
+        ClockBack,
+        DiskFull,
+        RecordDeleted,
+        Flushed,
+        Evicted,
+        DlockStopped,
+        DlockKilled,
+        DlockAborted,
+        DlockOutOfMemory,
+        GuardianKilled,
+        GuardianStopped,
+        MachineFrozen,
+        CommandForks,
+        CommandStopped,
+        CommandLeavesDaemons,
+        CommandTimedOut,
+        Revoked,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            PathFrozen => "holder's path frozen (black hole)",
+            PathCut => "holder's path cut (RST)",
+            PathHalfOpen => "holder's path half-open: requests arrive, answers do not",
+            PathSlowHalf => "holder's path slowed to 0.5 ttl",
+            PathSlowOnce => "holder's path slowed to 1 ttl",
+            PathSlowTwice => "holder's path slowed to 2 ttl",
+            AnswersLate => "the grant's answers late, then the path frozen",
+            ServersPausedBriefly => "server (a majority) stopped for less than the ttl",
+            ServersPaused => "server (a majority) stopped for more than the ttl",
+            ServersKilled => "server (a majority) killed, back after the ttl",
+            ServersRestarted => "server (a majority) killed, back at once with its data",
+            ServersRestartedEmpty => "server (a majority) killed, back at once without its data",
+            OneRestartedEmpty => "one node killed, back at once without its data",
+            LeaderKilled => "leader killed",
+            LeaderFrozen => "leader stopped",
+            LeaderWoken => "leader stopped, woken when another leads",
+            LeaderLost => "leader killed before its replica heard of the grant",
+            FollowerKilled => "replica killed, back after the ttl",
+            MajorityRotates => "another majority, one node's clock ahead",
+            ClockForward => "clock of the server (a majority) set an hour ahead",
+            ClockBack => "clock of the server (a majority) set an hour back",
+            DiskFull => "disk full, the tool SIGKILLed",
+            RecordDeleted => "the lock's record deleted by hand",
+            Flushed => "FLUSHALL (on a majority)",
+            Evicted => "the lock's key evicted (on a majority)",
+            DlockStopped => "the tool SIGSTOPped",
+            DlockKilled => "the tool SIGKILLed",
+            DlockAborted => "dlock aborted (SIGABRT)",
+            DlockOutOfMemory => "dlock out of memory (RLIMIT_DATA)",
+            GuardianKilled => "guardian SIGKILLed",
+            GuardianStopped => "guardian SIGSTOPped, path frozen",
+            MachineFrozen => "dlock, guardian and command frozen together, and woken",
+            CommandForks => "command forks in a loop, dlock SIGSTOPped",
+            CommandStopped => "command stopped, dlock SIGSTOPped",
+            CommandLeavesDaemons => "command ends and leaves daemons behind",
+            CommandTimedOut => "command ignores TERM past its --timeout",
+            Revoked => "lock taken away by an operator, command ignores TERM",
+        }
+    }
+
+    /// What the holder's command is like. It never gives way by itself, unless that is the point.
+    pub fn witness(self) -> &'static [&'static str] {
+        match self {
+            CommandForks => &["fork-loop", "ignore-term"],
+            CommandStopped => &["stop", "ignore-term"],
+            CommandLeavesDaemons => &["for=1500", "daemons=3"],
+            _ => &["ignore-term", "daemons=2"],
+        }
+    }
+
+    /// Processes to wait for before anything is broken.
+    pub fn processes(self) -> usize {
+        match self {
+            CommandForks => 10,
+            CommandStopped => 1,
+            CommandLeavesDaemons => 4,
+            _ => 3,
+        }
+    }
+
+    pub fn options(self) -> &'static [&'static str] {
+        if self == CommandTimedOut { &["--timeout", "1500ms"] } else { &[] }
+    }
+
+    /// Whether the holder comes to its end without anybody's doing.
+    pub fn ends_by_itself(self) -> bool {
+        matches!(self, CommandLeavesDaemons | CommandTimedOut)
+    }
+
+    /// Whether the holder may keep the lock through it; it is ended by SIGKILL when it has outlived a lease.
+    pub fn may_cost_nothing(self) -> bool {
+        match self {
+            ServersPausedBriefly | ServersRestarted | ClockBack => true,
+            LeaderKilled | LeaderFrozen | LeaderWoken | LeaderLost | FollowerKilled => true,
+            // ZooKeeper does not care.
+            ClockForward => true,
+            // Redlock takes nodes again that have forgotten it.
+            ServersRestartedEmpty | OneRestartedEmpty | RecordDeleted | Flushed | Evicted => true,
+            _ => false,
+        }
+    }
+
+    /// What the place has to have for it.
+    pub fn ground(self) -> Ground {
+        match self {
+            ClockForward | ClockBack => Ground::OwnClocks,
+            DiskFull => Ground::SmallDisk,
+            _ => Ground::Plain,
+        }
+    }
+
+    /// What has to be so before the holder comes.
+    pub fn prepare(self, site: &Site, name: &str) {
+        match self {
+            // As late as its grant can bear: some take many round trips, or give each server a share of the time.
+            AnswersLate => {
+                let late = match site.backend {
+                    Backend::Redis => TTL / 4,
+                    Backend::Etcd1 | Backend::Postgres => TTL / 16,
+                    _ => TTL / 32,
+                };
+                site.ways(|way| way.slow(Duration::ZERO, late));
+            }
+            MajorityRotates => {
+                // As if its clock had been an hour ahead when it granted the lock to somebody before.
+                let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);
+                let counter = format!("{{dlock:{name}}}:token");
+                site.servers[0].told(&["SET", &counter, &ahead.as_micros().to_string()]);
+                site.servers.last().unwrap().kill();
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What an operator sees on a terminal: a list of locks that is drawn again and again, and the question before
+//! a lock is taken away.
+
+use crate::support::{Bed, FileBed, Log, Running, Terminal, until};
+
+/// Home, and everything behind it erased.
+const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
+const CTRL_C: u8 = 3;
+const CTRL_D: &str = "\u{4}";
+
+/// Holds the lock `x` until it is told to let go.
+fn holder(bed: &FileBed, log: &Log) -> Running {
+    let running = bed.dlock().run("x").args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    running
+}
+
+/// A shell that says `same` when the terminal is set as it was at the beginning.
+fn terminal(bed: &FileBed) -> Terminal {
+    let mut terminal = Terminal::with_shell(&bed.url());
+    terminal
+        .type_line("before=$(stty -g); is_same() { [ \"$(stty -g)\" = \"$before\" ] && echo sa''me; }; echo rea''dy");
+    terminal.expect("ready");
+    terminal
+}
+
+#[test]
+fn status_is_drawn_again_in_its_place_until_interrupted() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let mut terminal = terminal(&bed);
+    terminal.type_line("$DLOCK status --watch=100ms x");
+    for _ in 0..2 {
+        terminal.expect(&format!("{REDRAW} NAME"));
+        terminal.expect("free");
+    }
+    let holder = holder(&bed, &log);
+    terminal.expect("held");
+    terminal.expect(&format!("{REDRAW} NAME"));
+    terminal.expect("held");
+    drop(holder);
+    terminal.expect("free");
+    terminal.press(CTRL_C);
+    // Ctrl-C also throws away what is typed before the shell is back.
+    terminal.expect("$ ");
+    terminal.type_line("echo code=$?; is_same");
+    terminal.expect("code=130");
+    terminal.expect("same");
+}
+
+#[test]
+fn status_that_goes_on_in_a_pipe_draws_nothing() {
+    let bed = FileBed::new();
+    for (flag, second) in [("--json", "]\n["), ("-v", "NAME")] {
+        let watching = bed.dlock().args(["status", "--watch=100ms", flag, "x"]).spawn();
+        until("the second round", || watching.stdout().matches(second).count() >= 2);
+        assert!(!watching.stdout().contains('\u{1b}'), "{:?}", watching.stdout());
+    }
+}
+
+#[test]
+fn force_release_shows_whose_lock_it_is_and_takes_it_only_after_a_yes() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let mut held = holder(&bed, &log);
+    let pid = held.pid();
+    let waiter = bed.dlock().run("x").sh("exit 0").spawn();
+    until("a waiter", || bed.dlock().args(["status", "--json", "x"]).ended().stdout.contains("waiting_since"));
+    let mut terminal = terminal(&bed);
+    // What it prints may go elsewhere; the question and what one has to know for it do not.
+    let asked = |terminal: &mut Terminal| {
+        terminal.type_line("$DLOCK force-release x --reason tests >/dev/null; echo code=$?");
+        terminal.expect("x: held by ");
+        terminal.expect(&format!("pid {pid}"));
+        terminal.expect(") for ");
+        terminal.expect(", token ");
+        terminal.expect("1 waiting. Really tell its holder to let go? [y/N] ");
+    };
+    for no in ["n\n", "\n", "yess\n", CTRL_D] {
+        asked(&mut terminal);
+        terminal.press_all(no);
+        terminal.expect("code=0");
+    }
+    asked(&mut terminal);
+    terminal.press(CTRL_C);
+    // Ctrl-C also throws away what is typed before the shell is back.
+    terminal.expect("$ ");
+    terminal.type_line("echo after=$?; is_same");
+    terminal.expect("after=130");
+    terminal.expect("same");
+    let state = bed.dlock().args(["status", "--json", "x"]).ended().expect(0).stdout;
+    assert!(state.contains("\"state\":\"held\"") && !held.has_ended(), "{state}");
+    log.await_beat();
+
+    asked(&mut terminal);
+    terminal.press_all("y\n");
+    terminal.expect("code=0");
+    held.ended().expect(79).saying("tests");
+    waiter.ended().expect(0).silently();
+}
+
+#[test]
+fn force_release_without_a_terminal_needs_yes() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let held = holder(&bed, &log);
+    let asked = bed.dlock().args(["force-release", "x"]).ended().expect(64).saying("--yes");
+    assert_eq!((asked.stdout.as_str(), asked.stderr.lines().count()), ("", 1));
+    log.await_beat();
+    let taken = bed.dlock().args(["force-release", "x", "--yes"]).ended().expect(0).silently();
+    assert!(taken.stdout.contains(&format!("pid {}", held.pid())), "{taken:?}");
+    held.ended().expect(79);
+    let free = bed.dlock().args(["force-release", "x"]).ended().expect(0).silently();
+    assert_eq!(free.stdout, "x: nobody holds it\n");
+}

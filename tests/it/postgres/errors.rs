@@ -1,0 +1,130 @@
+//! Every way of not getting in has its exit code and a sentence.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::{on, used};
+use crate::support::{Bed, Dlock, Ended, Postgres, free_port};
+
+fn attempt(url: &str) -> Ended {
+    on(url).run("door").sh("echo no").ended()
+}
+
+fn with_a_password_for(role: &str) -> Postgres {
+    let server = Postgres::with(&["password_encryption=scram-sha-256"]);
+    server.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD 'open: sesame'"));
+    server.sql(&format!("CREATE SCHEMA dlock AUTHORIZATION {role}"));
+    let rules = format!("local all postgres trust\nhost all {role} 127.0.0.1/32 scram-sha-256\n");
+    std::fs::write(server.dir().join("data/pg_hba.conf"), rules).unwrap();
+    server.sql("SELECT pg_reload_conf()");
+    server
+}
+
+#[test]
+fn passwords_are_checked_and_found_where_libpq_finds_them() {
+    let server = with_a_password_for("app");
+    let url = server.url_as("app", "");
+    attempt(&server.url_as("app:wrong", "")).expect(77).saying("password authentication failed");
+    attempt(&url).expect(77).saying("password missing");
+    attempt(&server.url_as("nobody:x", "")).expect(77);
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("pgpass");
+    std::fs::write(&file, format!("*:*:*:other:no\n127.0.0.1:{}:*:app:open\\: sesame\n", server.port())).unwrap();
+    let read = |dlock: Dlock| dlock.run("door").sh("exit 0").ended();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    read(on(&url).env("PGPASSFILE", &file)).expect(78).saying("chmod 600");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    read(on(&url).env("PGPASSFILE", &file)).expect(0).silently();
+    read(on(&url).env("PGPASSWORD", "open: sesame")).expect(0).silently();
+    let dlock = on(&url);
+    std::fs::copy(&file, dlock.home().join(".pgpass")).unwrap();
+    read(dlock).expect(0).silently();
+}
+
+#[test]
+fn a_database_that_is_not_there_is_78() {
+    let server = Postgres::shared();
+    let url = format!("postgres://postgres@127.0.0.1:{}/nowhere", server.port());
+    attempt(&url).expect(78).saying("\"nowhere\" does not exist");
+    attempt(&server.url_as("postgres", "sslmod=disable")).expect(78).saying("sslmode");
+}
+
+#[test]
+fn a_server_that_is_down_is_69() {
+    attempt(&format!("postgres://postgres@127.0.0.1:{}/postgres", free_port())).expect(69).saying("refused");
+    attempt("postgres://postgres@%2Fnowhere/postgres").expect(69);
+}
+
+#[test]
+fn a_server_that_hangs_is_69_when_the_connect_timeout_ends() {
+    let server = Postgres::with(&[]);
+    used(&server);
+    server.freeze();
+    let ended = server.dlock().run("door").args(["--connect-timeout", "700ms"]).sh("echo no").ended();
+    ended.expect(69).saying("no answer within 700ms");
+}
+
+#[test]
+fn a_read_only_server_is_69_and_says_so() {
+    let server = Postgres::shared();
+    used(server);
+    let url = server.url_as("postgres", "options=-c%20default_transaction_read_only%3Don");
+    attempt(&url).expect(69).saying("read-only");
+    on(&url).args(["status", "first"]).ended().expect(0);
+}
+
+#[test]
+fn a_server_without_a_connection_left_is_69_and_says_so() {
+    let server = Postgres::with(&["max_connections=6", "superuser_reserved_connections=5", "max_wal_senders=0"]);
+    used(&server);
+    server.sql("CREATE ROLE app LOGIN");
+    server.sql("GRANT USAGE ON SCHEMA dlock TO app");
+    server.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA dlock TO app");
+    let url = server.url_as("app", "");
+    let holder = on(&url).run("seat").sh("echo in; exec sleep 1000").spawn();
+    crate::support::until("the only seat to be taken", || holder.stdout() == "in\n");
+    let dlock = on(&url).run("door").args(["--connect-timeout", "1s"]);
+    dlock.sh("echo no").ended().expect(69).saying("no connection left");
+}
+
+#[test]
+fn a_role_that_may_not_create_the_schema_is_told_who_can() {
+    let server = Postgres::with(&[]);
+    server.sql("CREATE ROLE app LOGIN");
+    let url = server.url_as("app", "");
+    on(&url).args(["status", "--json"]).ended().expect(0);
+    let advice = "CREATE SCHEMA dlock AUTHORIZATION app";
+    attempt(&url).expect(77).saying(advice);
+    server.sql(advice);
+    on(&url).run("door").sh("exit 0").ended().expect(0).silently();
+
+    server.sql("CREATE ROLE guest LOGIN");
+    attempt(&server.url_as("guest", "")).expect(77).saying("USAGE on dlock's schema");
+    server.sql("GRANT USAGE ON SCHEMA dlock TO guest");
+    attempt(&server.url_as("guest", "")).expect(77);
+    server.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA dlock TO guest");
+    on(&server.url_as("guest", "")).run("door").sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
+fn an_administrator_can_make_the_whole_schema() {
+    let server = Postgres::with(&[]);
+    server.sql("CREATE ROLE app LOGIN");
+    let url = server.url_as("app", "prefix=locks");
+    let script = on(&url).args(["doctor", "--print-schema"]).ended().expect(0).silently().stdout;
+    server.sql(&script);
+    server.sql("GRANT USAGE ON SCHEMA locks TO app");
+    server.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA locks TO app");
+    on(&url).run("door").sh("exit 0").ended().expect(0).silently();
+    on(&url).arg("doctor").ended().expect(0);
+    Dlock::new().args(["doctor", "--print-schema"]).ended().expect(64);
+}
+
+#[test]
+fn a_schema_of_another_version_is_78() {
+    let server = Postgres::with(&[]);
+    used(&server);
+    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 2'");
+    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
+    attempt(&server.url()).expect(78).saying("version 2");
+}

@@ -1,0 +1,32 @@
+//! What is PostgreSQL's own: its errors, its SQL clients, its faults.
+
+mod errors;
+mod faults;
+mod replication;
+mod sql;
+mod tls;
+mod waiting;
+
+use crate::support::{Bed, Log, Postgres, Running, until};
+
+/// A run that beats until it is ended.
+fn holding(url: &str, name: &str, options: &[&str], log: &Log) -> Running {
+    let before = log.runs().len();
+    let running = on(url).run(name).args(options).args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(before + 1, 1);
+    running
+}
+
+fn on(url: &str) -> crate::support::Dlock {
+    crate::support::Dlock::new().env("DLOCK_BACKEND", url)
+}
+
+/// One run, so that the schema is there.
+fn used(server: &Postgres) {
+    server.dlock().run("first").sh("exit 0").ended().expect(0).silently();
+}
+
+fn await_waiters(server: &Postgres, name: &str, count: usize) {
+    let sql = format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}' AND token IS NULL");
+    until(&format!("{count} waiter(s) for {name}"), || server.sql(&sql) == count.to_string());
+}

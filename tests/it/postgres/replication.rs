@@ -1,0 +1,81 @@
+//! Standbys: a synchronous one keeps the promise through a failover.
+
+use nix::sys::signal::Signal;
+
+use super::{holding, on, used};
+use crate::support::{Bed, Log, Postgres, unique, until};
+
+fn both(primary: &Postgres, standby: &Postgres) -> String {
+    format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres", primary.port(), standby.port())
+}
+
+#[test]
+fn a_failover_to_a_synchronous_standby_costs_nothing() {
+    let primary = Postgres::with(&[]);
+    used(&primary);
+    let standby = primary.standby();
+    let doctor = || primary.dlock().arg("doctor").ended().expect(0).stdout;
+    let told = doctor();
+    assert!(
+        told.contains("WEAK  1 standby(s), all of them asynchronous") && told.contains("WEAK  fsync is off"),
+        "{told}"
+    );
+    primary.wait_for_standby();
+    assert!(doctor().contains("ok    a commit waits for a synchronous standby"), "{}", doctor());
+    on(&standby.url()).run("first").sh("echo no").ended().expect(69).saying("read-only");
+
+    let (name, log, url) = (unique("failover"), Log::new(), both(&primary, &standby));
+    let holder = holding(&url, &name, &["--ttl", "6s"], &log);
+    let waiter = on(&url).run(&name).args(["--ttl", "6s"]).args(log.witness(&["for=20"])).spawn();
+    super::await_waiters(&primary, &name, 1);
+    let stamp = format!("SELECT server FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL");
+    let before = primary.sql(&stamp);
+    primary.kill();
+    standby.promote();
+    until("the holder to renew on the new primary", || {
+        let now = standby.sql(&stamp);
+        !now.is_empty() && now != before
+    });
+    log.await_beat();
+    assert_eq!(log.runs().len(), 1);
+    holder.signal(Signal::SIGKILL);
+    waiter.ended().expect(0);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_commit_that_the_standby_has_not_confirmed_is_no_grant() {
+    let server = Postgres::with(&[]);
+    used(&server);
+    server.set("synchronous_standby_names = 'nobody'");
+    let name = unique("unconfirmed");
+    let dlock = server.dlock().run(&name).args(["--connect-timeout", "60s"]).sh("echo no").spawn();
+    let mut pid = String::new();
+    until("the grant to wait for the standby", || {
+        pid = server.sql("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+        !pid.is_empty()
+    });
+    // The server then commits after all, locally, and warns.
+    server.sql(&format!("SELECT pg_cancel_backend({pid})"));
+    let ended = dlock.ended().expect(69).saying("standby has not confirmed");
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
+fn a_lease_from_before_a_restart_counts_anew() {
+    let (server, name, log) = (Postgres::with(&[]), unique("skew"), Log::new());
+    used(&server);
+    let proxy = crate::support::Proxy::to(server.port());
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let holder = holding(&url, &name, &["--ttl", "4s"], &log);
+    proxy.freeze();
+    server.kill();
+    server.start_again();
+    // As a new primary would see it whose clock is an hour ahead.
+    let ahead = format!("UPDATE dlock.contenders SET expires = expires - interval '1 hour' WHERE name = '{name}'");
+    server.sql(&format!("SET session_replication_role = replica; {ahead}"));
+    server.dlock().run(&name).args(["--ttl", "4s"]).args(log.witness(&["for=20"])).ended().expect(0);
+    assert_eq!(log.runs().len(), 2);
+    log.assert_no_overlap();
+    holder.ended().expect(79);
+}

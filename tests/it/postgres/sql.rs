@@ -1,0 +1,176 @@
+//! SQL clients take part in the same locks, and a table can refuse a late write.
+
+use nix::sys::signal::Signal;
+
+use super::{holding, on, used};
+use crate::support::{Bed, Log, Postgres, children_of, signal, unique, until};
+
+#[test]
+fn sql_clients_and_dlock_exclude_each_other() {
+    let (server, name, log) = (Postgres::shared(), unique("sql"), Log::new());
+    used(server);
+    let acquire = |owner: &str| server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', '{owner}')"));
+    let granted = acquire("psql-1");
+    let token: u64 = granted.strip_prefix("granted|").unwrap().parse().unwrap();
+    server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75).saying("psql-1");
+    assert_eq!(acquire("psql-2"), "busy|");
+    let renew = |token| server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', 'psql-1', {token})"));
+    assert_eq!((renew(token), renew(token - 1)), ("held".into(), "lost".into()));
+
+    let waiter = server.dlock().run(&name).args(log.witness(&[])).spawn();
+    super::await_waiters(server, &name, 1);
+    assert_eq!(acquire("psql-2"), "busy|", "nobody jumps the queue");
+    let release = || server.sql(&format!("SELECT dlock.release('{name}', 'psql-1', {token})"));
+    assert_eq!((release(), release()), ("t".into(), "t".into()), "the second call repeats the first");
+    let runs = log.await_runs(1, 1);
+    assert!(runs[0].token > token);
+    assert_eq!(acquire("psql-2"), "busy|");
+    assert_eq!(renew(token), "lost");
+    waiter.signal(Signal::SIGTERM);
+    waiter.ended().expect(143);
+    assert!(acquire("psql-2").starts_with("granted|"));
+}
+
+#[test]
+fn a_python_program_takes_renews_and_releases_the_same_lock() {
+    let (server, name) = (Postgres::shared(), unique("python"));
+    used(server);
+    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-python/bin/python");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/postgres/client.py");
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock");
+    let done = std::process::Command::new(python)
+        .args([script, &server.url(), &name])
+        .env("DLOCK", dlock)
+        .output()
+        .expect("a Python with psycopg; see tests/run");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[test]
+fn a_late_write_of_a_paused_holder_is_refused_by_the_table() {
+    let (server, name, log) = (Postgres::with(&[]), unique("fence"), Log::new());
+    used(&server);
+    server.sql("CREATE TABLE account (balance int)");
+    server.sql("INSERT INTO account VALUES (0)");
+    let write = |token: u64, balance: i32| {
+        let fence = format!("SELECT dlock.fence('account', {token})");
+        server.try_sql(&format!("BEGIN; {fence}; UPDATE account SET balance = {balance}; COMMIT"))
+    };
+    let paused = holding(&server.url(), &name, &["--ttl", "2s"], &log);
+    let old = log.runs()[0].token;
+    write(old, 1).unwrap();
+    // As if its whole machine had stopped: nothing of it can act, not even the guardian.
+    let guardian = paused.guardian();
+    let command = children_of(guardian);
+    for pid in command.iter().copied().chain([guardian, paused.pid()]) {
+        signal(pid, Signal::SIGSTOP);
+    }
+    let next = holding(&server.url(), &name, &["--ttl", "2s"], &log);
+    let new = log.runs().iter().map(|run| run.token).max().unwrap();
+    assert!(new > old);
+    write(new, 2).unwrap();
+
+    let refused = write(old, 3).unwrap_err();
+    assert!(refused.contains("stale fencing token"), "{refused}");
+    assert_eq!(server.sql("SELECT balance FROM account"), "2");
+    write(new, 4).unwrap();
+    assert_eq!(server.sql("SELECT balance FROM account"), "4");
+    drop(next);
+    for pid in command.into_iter().chain([guardian, paused.pid()]) {
+        signal(pid, Signal::SIGCONT);
+    }
+}
+
+#[test]
+fn a_lock_outlives_the_dlock_that_acquired_it() {
+    let (server, name) = (Postgres::shared(), unique("tenure"));
+    let json = server.dlock().args(["acquire", "--name", &name, "--ttl", "10m", "--json"]).ended().expect(0).stdout;
+    let acquired: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let owner = acquired["owner"].as_str().unwrap();
+    let busy = || server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
+    let with_owner = |verb: &str| server.dlock().args([verb, "--name", &name, "--owner", owner]).ended();
+    busy();
+    let expires = format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'");
+    let before = server.sql(&expires);
+    with_owner("renew").expect(0).silently();
+    assert_ne!(server.sql(&expires), before);
+    server.dlock().args(["force-release", &name, "--yes", "--reason", "maintenance"]).ended().expect(0);
+    with_owner("renew").expect(79).saying("maintenance");
+    busy();
+    with_owner("release").expect(0).silently();
+    with_owner("release").expect(79);
+    server.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
+fn a_run_is_not_released_behind_its_back() {
+    let (server, name) = (Postgres::shared(), unique("behind"));
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
+    let script = format!("{dlock} renew --name {name} && {dlock} release --name {name}");
+    server.dlock().run(&name).sh(&script).ended().expect(64).saying("lets go of it by itself");
+}
+
+#[test]
+fn tables_are_not_changed_by_hand() {
+    let (server, name, log) = (Postgres::shared(), unique("hand"), Log::new());
+    let holder = holding(&server.url(), &name, &["--ttl", "5s"], &log);
+    server.sql("SELECT dlock.fence('kept', 2)");
+    for table in ["dlock.locks", "dlock.fences"] {
+        for wrong in ["DELETE FROM", "TRUNCATE"].map(|verb| format!("{verb} {table}")) {
+            assert!(server.try_sql(&wrong).unwrap_err().contains("never goes"), "{wrong}");
+        }
+        assert!(server.try_sql(&format!("UPDATE {table} SET token = 1")).unwrap_err().contains("never goes back"));
+    }
+    for wrong in [
+        format!("DELETE FROM dlock.contenders WHERE name = '{name}'"),
+        format!("UPDATE dlock.contenders SET expires = 'epoch' WHERE name = '{name}'"),
+    ] {
+        assert!(server.try_sql(&wrong).unwrap_err().contains("not by hand"), "{wrong}");
+    }
+    server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
+    log.await_beat();
+    holder.signal(Signal::SIGINT);
+    drop(holder);
+}
+
+#[test]
+fn another_schema_is_another_set_of_locks() {
+    let (server, name, log) = (Postgres::shared(), unique("prefix"), Log::new());
+    let _holder = holding(&server.url(), &name, &[], &log);
+    let other = server.url_as("postgres", "prefix=apart");
+    on(&other).run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
+    assert_eq!(server.sql(&format!("SELECT count(*) FROM apart.locks WHERE name = '{name}'")), "1");
+    assert_eq!(
+        server
+            .sql("SELECT count(*) FROM pg_proc WHERE prosrc LIKE '%dlock.%' AND pronamespace = 'apart'::regnamespace"),
+        "0"
+    );
+}
+
+#[test]
+fn everybody_may_come_first() {
+    let (server, log) = (Postgres::with(&[]), Log::new());
+    let start = |_| server.dlock().run("first").args(log.witness(&["for=10"])).spawn();
+    let all: Vec<_> = (0..6).map(start).collect();
+    for one in all {
+        one.ended().expect(0).silently();
+    }
+    assert_eq!(log.runs().len(), 6);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn an_uncontended_run_is_one_connection_and_two_calls() {
+    let server = Postgres::with(&["log_statement=all", "log_connections=on"]);
+    used(&server);
+    let before = server.log().len();
+    server.dlock().run("first").sh("exit 0").ended().expect(0).silently();
+    until("both calls to be in the log", || server.log()[before..].matches("dlock.release").count() > 0);
+    let log = server.log()[before..].to_owned();
+    let statements: Vec<_> =
+        log.lines().filter(|line| line.contains("statement: ") || line.contains("execute ")).collect();
+    assert_eq!(log.matches("connection authorized").count(), 1, "{log}");
+    // The third asks for notifications, in the same round trip as the first call.
+    assert_eq!(statements.len(), 3, "{statements:#?}");
+    assert!(statements[0].contains("LISTEN"), "{statements:#?}");
+}

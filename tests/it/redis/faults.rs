@@ -1,0 +1,103 @@
+//! What the fault matrix does not tell: what costs nothing, requests that arrive late, keys that others touch.
+
+use super::{await_waiters, status};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running};
+
+const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
+
+fn waiter(server: &Redis, log: &Log) -> Running {
+    let waiter = server.dlock().run("job").args(["--ttl", "3s"]).args(log.witness(&["for=50"])).spawn();
+    await_waiters(server, "job", 1);
+    waiter
+}
+
+#[test]
+fn a_path_that_is_cut_for_a_moment_costs_nothing() {
+    let (server, log) = (Redis::new(), Log::new());
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let holder =
+        Dlock::new().env("DLOCK_BACKEND", url).run("job").args(["--ttl", "20s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let ends = || server.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    proxy.cut();
+    proxy.heal();
+    crate::support::until("a renewal", || ends() > before);
+    holder.signal(nix::sys::signal::Signal::SIGTERM);
+    holder.ended().expect(143);
+    assert_eq!(status(&server, "job")["state"], "free");
+}
+
+#[test]
+fn an_acquire_that_arrives_after_its_owner_gave_up() {
+    let server = Redis::new();
+    let proxy = Proxy::to(server.port());
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    proxy.freeze();
+    let dlock = Dlock::new().env("DLOCK_BACKEND", url).run("job").args(["--connect-timeout", "300ms"]);
+    dlock.sh("echo no").ended().expect(69);
+    proxy.heal();
+    server.dlock().run("job").args(["-w", "20s"]).sh("exit 0").ended().expect(0);
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back_with_its_data() {
+    let (server, log) = (Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]), Log::new());
+    let holder = server.dlock().run("job").args(["--ttl", "20s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    let waiter = waiter(&server, &log);
+    server.restart();
+    // Nobody noticed more than a pause: the lock is where it was.
+    log.await_beat();
+    let seen = status(&server, "job");
+    assert_eq!((&seen["state"], &seen["holders"][0]["pid"]), (&"held".into(), &holder.pid().into()));
+    holder.signal(nix::sys::signal::Signal::SIGKILL);
+    waiter.ended().expect(0);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_key_that_is_deleted() {
+    for loss in [&["DEL", "dlock:job"][..], &["FLUSHALL"]] {
+        let (server, log) = (Redis::new(), Log::new());
+        let dlock = server.dlock().run("job").args(["--ttl", "60s"]);
+        let holder = dlock.args(log.witness(&STUBBORN)).spawn();
+        log.await_runs(1, 3);
+        let waiter = waiter(&server, &log);
+        server.does(loss);
+        holder.ended().expect(79).saying("gone");
+        waiter.ended().expect(0);
+        log.assert_no_overlap();
+    }
+}
+
+#[test]
+fn a_key_that_another_program_overwrites() {
+    let (server, log) = (Redis::new(), Log::new());
+    let holder = server.dlock().run("job").args(["--ttl", "60s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    server.does(&["SET", "dlock:job", "a-thief"]);
+    holder.ended().expect(79).saying("a-thief");
+    assert_eq!(server.does(&["GET", "dlock:job"]), "a-thief", "nobody may release another's lock");
+    assert_eq!(status(&server, "job")["last_run"]["outcome"], "lost");
+}
+
+#[test]
+fn a_key_that_is_evicted() {
+    let server = Redis::with(&["--maxmemory-policy", "allkeys-random"]);
+    let log = Log::new();
+    let holder = server.dlock().run("job").args(["--ttl", "60s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    let token = log.runs()[0].token;
+    server.does(&["CONFIG", "SET", "maxmemory", "1"]);
+    // A server without memory evicts when somebody writes.
+    crate::support::until("the key to be evicted", || {
+        server.does(&["SET", "anything", "x"]);
+        server.does(&["EXISTS", "dlock:job"]) == "0"
+    });
+    server.does(&["CONFIG", "SET", "maxmemory", "0"]);
+    holder.ended().expect(79);
+    let next = server.dlock().run("job").args(["-w", "70s"]).sh("echo $DLOCK_FENCING_TOKEN").ended().expect(0);
+    assert!(next.stdout.trim().parse::<u64>().unwrap() > token);
+}

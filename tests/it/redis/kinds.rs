@@ -1,0 +1,247 @@
+//! Every kind of server that a URL can name, and how each refuses us.
+
+use std::process::Command;
+
+use super::status;
+use crate::support::redis::cli;
+use crate::support::{Bed, Dlock, Log, Redis, Sentinel, free_port, until};
+
+fn at(url: impl AsRef<str>) -> Dlock {
+    Dlock::new().env("DLOCK_BACKEND", url.as_ref()).run("job")
+}
+
+#[test]
+fn a_closed_port_is_69() {
+    at(format!("redis://127.0.0.1:{}", free_port())).sh("echo no").ended().expect(69).saying("refused");
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_69_within_the_connect_timeout() {
+    let server = Redis::new();
+    server.daemon().freeze();
+    let dlock = at(server.url()).args(["--connect-timeout", "300ms"]);
+    dlock.sh("echo no").ended().expect(69);
+}
+
+#[test]
+fn a_wrong_password_is_77_and_shown_to_nobody() {
+    let server = Redis::with(&["--requirepass", "right"]);
+    let url = |login: &str| format!("redis://{login}127.0.0.1:{}", server.port());
+    at(url(":right@")).sh("exit 0").ended().expect(0);
+    for login in [":wr0ng@", "nobody:wr0ng@", ""] {
+        let ended = at(url(login)).sh("echo no").ended().expect(77);
+        assert!(!ended.stderr.contains("wr0ng"), "{ended:#?}");
+    }
+    let file = server.dir().join("password");
+    std::fs::write(&file, "right\n").unwrap();
+    at(format!("{}?password-file={}", url(""), file.display())).sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
+fn an_acl_user_needs_only_the_keys_of_its_locks() {
+    let user = ["--user", "job", "on", ">secret", "~dlock:*", "~{dlock:*", "+@all", "-@admin", "-@dangerous"];
+    let server = Redis::with(&user);
+    let url = |prefix: &str| format!("redis://job:secret@127.0.0.1:{}?prefix={prefix}", server.port());
+    let log = Log::new();
+    let holder = at(url("dlock:")).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    // Told at once: it may watch its keys.
+    server.does(&["DEL", "dlock:job"]);
+    holder.ended().expect(79);
+    at(url("other:")).sh("echo no").ended().expect(77);
+}
+
+#[test]
+fn a_failed_log_in_takes_no_lock_as_somebody_else() {
+    let server = Redis::new();
+    for wrong in [format!("redis://:unneeded@127.0.0.1:{}", server.port()), format!("{}/99", server.url())] {
+        assert_ne!(at(&wrong).sh("echo no").ended().code, Some(0), "{wrong}");
+        assert_eq!(server.does(&["DBSIZE"]), "0", "{wrong}");
+    }
+}
+
+#[test]
+fn a_database_of_its_own_has_locks_of_its_own() {
+    let (server, log) = (Redis::new(), Log::new());
+    let _holder = at(server.url()).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    at(server.url()).arg("-n").sh("echo no").ended().expect(75);
+    at(format!("{}/3", server.url())).arg("-n").sh("exit 0").ended().expect(0);
+    at(format!("{}/three", server.url())).sh("echo no").ended().expect(78);
+}
+
+#[test]
+fn a_socket_works_like_a_port() {
+    let server = Redis::with(&["--unixsocket", "DIR/redis.sock"]);
+    let socket = server.dir().join("redis.sock");
+    at(format!("redis+unix://{}", socket.display())).sh("exit 5").ended().expect(5);
+    assert_eq!(status(&server, "job")["last_run"]["exit_code"], 5);
+    at("redis+unix:///nowhere.sock").sh("echo no").ended().expect(69);
+}
+
+#[test]
+fn the_doctor_finds_what_weakens_the_promise() {
+    let weak = |server: &Redis| -> Vec<String> {
+        let report = server.dlock().args(["doctor", "--json"]).ended().expect(0).stdout;
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        let findings = report["findings"].as_array().unwrap().clone();
+        let checks = findings.iter().filter(|one| one["verdict"] == "weak").map(|one| one["check"].as_str().unwrap());
+        checks.filter(|check| check.starts_with("redis-")).map(ToOwned::to_owned).collect()
+    };
+    assert_eq!(weak(&Redis::with(&["--appendonly", "yes"])), [""; 0]);
+    let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    assert_eq!(weak(&Redis::with(&evicting)), ["redis-eviction", "redis-persistence"]);
+}
+
+#[test]
+fn a_server_that_cannot_notify_is_asked_more_often() {
+    let (server, log) = (Redis::with(&["--rename-command", "HELLO", ""]), Log::new());
+    let holder = at(server.url()).args(["--ttl", "3s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let waiter = at(server.url()).args(log.witness(&["for=20"])).spawn();
+    super::await_waiters(&server, "job", 1);
+    server.does(&["DEL", "dlock:job"]);
+    holder.ended().expect(79);
+    waiter.ended().expect(0).silently();
+    log.assert_no_overlap();
+}
+
+/// A server that wants TLS, with certificates of an authority of its own.
+fn tls_server(options: &[&str]) -> (Redis, u16) {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "set -e; cd $0; new() { openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=$1 \"$@\"; }
+        for ca in ca other; do
+            new $ca -x509 -days 2 -addext basicConstraints=critical,CA:TRUE -keyout $ca.key -out $ca.pem; done
+        echo subjectAltName=DNS:localhost,IP:127.0.0.1 >names
+        for leaf in server client; do new $leaf -keyout $leaf.key -out $leaf.csr
+            openssl x509 -req -in $leaf.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out $leaf.pem
+        done";
+    let script = script.replace("-subj /CN=$1 \"$@\"", "-subj /CN=$1 ${@:2}");
+    let made = Command::new("bash").args(["-c", &script]).arg(dir.path()).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let port = free_port();
+    let tls =
+        ["--tls-port", &port.to_string(), "--tls-cert-file", "DIR/server.pem", "--tls-key-file", "DIR/server.key"];
+    let options: Vec<&str> =
+        tls.into_iter().chain(["--tls-ca-cert-file", "DIR/ca.pem"]).chain(options.iter().copied()).collect();
+    (Redis::in_dir(dir, &options), port)
+}
+
+#[test]
+fn tls_verifies_the_server() {
+    let (server, port) = tls_server(&["--tls-auth-clients", "no"]);
+    let dir = server.dir().display();
+    for host in ["127.0.0.1", "localhost"] {
+        at(format!("rediss://{host}:{port}?tls-ca={dir}/ca.pem")).sh("exit 0").ended().expect(0).silently();
+    }
+    at(format!("rediss://127.0.0.1:{port}?tls-ca={dir}/other.pem"))
+        .sh("echo no")
+        .ended()
+        .expect(77)
+        .saying("certificate");
+    at(format!("rediss://127.0.0.1:{port}")).sh("echo no").ended().expect(77).saying("certificate");
+    at(format!("rediss://127.0.0.1:{port}?tls-ca={dir}/none.pem")).sh("echo no").ended().expect(78);
+    at(format!("redis://127.0.0.1:{port}?tls-ca={dir}/ca.pem")).sh("echo no").ended().expect(78).saying("rediss://");
+}
+
+#[test]
+fn tls_shows_the_server_who_we_are() {
+    let (server, port) = tls_server(&["--tls-auth-clients", "yes"]);
+    let dir = server.dir().display();
+    let url = format!("rediss://127.0.0.1:{port}?tls-ca={dir}/ca.pem");
+    let with = |name: &str| at(format!("{url}&tls-cert={dir}/{name}.pem&tls-key={dir}/{name}.key"));
+    with("client").sh("exit 0").ended().expect(0).silently();
+    with("other").sh("echo no").ended().expect(77);
+    at(&url).sh("echo no").ended().expect(77);
+    at(format!("{url}&tls-cert={dir}/client.pem")).sh("echo no").ended().expect(78);
+}
+
+#[test]
+fn a_sentinel_leads_to_the_master_and_after_a_failover_to_the_next() {
+    let master = Redis::new();
+    let replica = master.replica(&[]);
+    let sentinel = Sentinel::over(&master);
+    let (port, group) = (sentinel.port(), Sentinel::GROUP);
+    let url = format!("redis+sentinel://127.0.0.1:{},127.0.0.1:{port}/{group}", free_port());
+    let log = Log::new();
+    let run = || at(&url).args(["--ttl", "60s"]);
+    at(format!("redis+sentinel://127.0.0.1:{port}/other")).sh("echo no").ended().expect(78).saying("other");
+
+    // The replica has the lock; the master goes; the holder goes on under it.
+    let holder = run().args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    until("the replica to have the lock", || replica.does(&["EXISTS", "dlock:job"]) == "1");
+    master.kill();
+    until("the replica to be promoted", || replica.is_master());
+    let before = replica.does(&["PTTL", "dlock:job"]).parse::<i64>().unwrap();
+    until("a renewal at the new master", || replica.does(&["PTTL", "dlock:job"]).parse::<i64>().unwrap() > before);
+    log.await_beat();
+    run().arg("-n").sh("echo no").ended().expect(75);
+    drop(holder);
+}
+
+#[test]
+fn a_failover_to_a_replica_without_the_lock_is_seen_as_its_loss() {
+    let master = Redis::new();
+    let replica = master.replica(&[]);
+    let (sentinel, log) = (Sentinel::over(&master), Log::new());
+    let holder = at(sentinel.url()).args(["--ttl", "60s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    // The replica forgets everything and cannot learn it again, and becomes the master.
+    master.daemon().freeze();
+    replica.restart();
+    master.kill();
+    holder.ended().expect(79).saying("gone");
+}
+
+#[test]
+fn wait_replicas_counts_a_grant_only_if_the_replicas_have_it() {
+    let master = Redis::new();
+    let replica = master.replica(&[]);
+    let guarded = |n: u32| at(format!("{}?wait-replicas={n}", master.url()));
+    let doctor = |n: u32| {
+        let url = format!("{}?wait-replicas={n}", master.url());
+        Dlock::new().env("DLOCK_BACKEND", url).arg("doctor").ended().expect(0).stdout
+    };
+    assert!(doctor(0).contains("add wait-replicas=1"), "{}", doctor(0));
+    assert!(doctor(1).contains("ok    1 replica(s), of which 1 must have a lock"), "{}", doctor(1));
+    guarded(1).sh("exit 0").ended().expect(0).silently();
+    guarded(2).sh("echo no").ended().expect(69).saying("1 of 2 replicas");
+    assert_eq!(master.does(&["EXISTS", "dlock:job"]), "0", "a grant that did not count must be given back");
+    replica.daemon().freeze();
+    guarded(1).sh("echo no").ended().expect(69).saying("0 of 1 replicas");
+    at(master.url()).arg("-n").sh("exit 0").ended().expect(0);
+}
+
+#[test]
+fn a_cluster_has_every_lock_at_its_own_node() {
+    let nodes: Vec<Redis> = (0..3).map(|_| Redis::with(&["--cluster-enabled", "yes"])).collect();
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    let mut create: Vec<&str> = vec!["--cluster", "create"];
+    create.extend(hosts.iter().map(String::as_str));
+    create.extend(["--cluster-replicas", "0", "--cluster-yes"]);
+    cli(nodes[0].port(), &[], &create);
+    let ready = |node: &Redis| node.does(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
+    until("the cluster to be ready", || nodes.iter().all(ready));
+
+    let url = format!("redis+cluster://{}", hosts.join(","));
+    let dlock = || Dlock::new().env("DLOCK_BACKEND", &url);
+    for name in ["a", "b/c", "d", "e:f", "g"] {
+        dlock().run(name).args(["--once", "k"]).sh("exit 0").ended().expect(0).silently();
+        let log = Log::new();
+        let holder = dlock().run(name).args(log.witness(&[])).spawn();
+        log.await_runs(1, 1);
+        dlock().run(name).arg("-n").sh("echo no").ended().expect(75);
+        dlock().args(["force-release", name, "--yes"]).ended().expect(0);
+        holder.ended().expect(79);
+    }
+    assert!(
+        nodes.iter().filter(|node| node.does(&["DBSIZE"]) != "0").count() > 1,
+        "all locks on one node prove nothing"
+    );
+    let all = dlock().args(["status", "--json"]).ended().expect(0).stdout;
+    let all: serde_json::Value = serde_json::from_str(&all).unwrap();
+    let mut names: Vec<&str> = all.as_array().unwrap().iter().map(|lock| lock["name"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b/c", "d", "e:f", "g"]);
+}

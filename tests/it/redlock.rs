@@ -1,0 +1,144 @@
+//! Redlock on real nodes: majorities that come and go, redlock-py on the same keys, and tokens that grow
+//! whichever nodes answer.
+
+use nix::sys::signal::Signal;
+
+use crate::redis::interop::Foreign;
+use crate::redis::{await_waiters, status};
+use crate::support::{Bed, Dlock, Log, Redis, Redlock, Running, until};
+
+const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
+
+/// redlock-py, holding the lock until it is told to let go, or saying that it could not get it.
+const REDLOCK_PY: &str = "
+import sys
+from redlock import Redlock
+manager = Redlock([{'host': '127.0.0.1', 'port': int(port)} for port in sys.argv[2:]], retry_count=1)
+lock = manager.lock(sys.argv[1], 60000)
+print('got it' if lock else 'busy', flush=True)
+if sys.stdin.readline() and lock:
+    manager.unlock(lock)
+    print('released', flush=True)
+";
+
+fn redlock_py(bed: &Redlock, name: &str) -> Foreign {
+    let ports: Vec<String> = bed.nodes.iter().map(|node| node.port().to_string()).collect();
+    let key = format!("dlock:{name}");
+    let args: Vec<&str> = std::iter::once(key.as_str()).chain(ports.iter().map(String::as_str)).collect();
+    Foreign::start(REDLOCK_PY, &args)
+}
+
+fn holder(bed: &Redlock, ttl: &str, log: &Log) -> Running {
+    let holder = bed.dlock().run("job").args(["--ttl", ttl]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    holder
+}
+
+#[test]
+fn redlock_py_keeps_dlock_out_and_its_release_is_seen_at_once() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let mut foreign = redlock_py(&bed, "job");
+    assert_eq!(foreign.says(), "got it");
+    bed.dlock().run("job").arg("-n").sh("echo no").ended().expect(75);
+    let seen = status(&bed, "job");
+    assert_eq!((&seen["state"], &seen["holders"][0]["host"]), (&"held".into(), &serde_json::Value::Null));
+    bed.dlock().args(["force-release", "job", "--yes"]).ended().expect(77).saying("--now");
+    let waiter = bed.dlock().run("job").args(log.witness(&["for=20"])).spawn();
+    await_waiters(&bed, "job", 1);
+    assert_eq!(foreign.release(), "released");
+    waiter.ended().expect(0).silently();
+}
+
+#[test]
+fn dlock_keeps_redlock_py_out() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    assert_eq!(redlock_py(&bed, "job").says(), "busy");
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    assert_eq!(redlock_py(&bed, "job").says(), "got it");
+}
+
+#[test]
+fn an_even_or_single_number_of_nodes_is_refused_with_the_reason() {
+    for hosts in ["a", "a,b", "a,b,c,d"] {
+        let dlock = Dlock::new().env("DLOCK_BACKEND", format!("redlock://{hosts}"));
+        dlock.run("job").sh("echo no").ended().expect(78).saying("odd number");
+    }
+}
+
+#[test]
+fn a_minority_may_be_gone_but_not_a_majority() {
+    let bed = Redlock::of(5);
+    bed.nodes[0].kill();
+    bed.nodes[3].daemon().freeze();
+    bed.dlock().run("job").sh("exit 4").ended().expect(4).silently();
+    let seen = status(&bed, "job");
+    assert_eq!((&seen["state"], &seen["last_run"]["exit_code"]), (&"free".into(), &4.into()));
+    let errors = seen["nodes"].as_array().unwrap().iter().filter(|node| !node["error"].is_null()).count();
+    assert_eq!(errors, 2, "{seen}");
+    bed.nodes[1].kill();
+    bed.dlock().run("job").args(["--connect-timeout", "1s"]).sh("echo no").ended().expect(69).saying("majority");
+}
+
+#[test]
+fn status_shows_what_each_node_says() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let _holder = holder(&bed, "60s", &log);
+    let seen = status(&bed, "job");
+    let owner = &seen["holders"][0]["owner"];
+    assert!(owner.is_string());
+    assert!(seen["nodes"].as_array().unwrap().iter().all(|node| node["owner"] == *owner), "{seen}");
+    bed.nodes[1].kill();
+    let table = bed.dlock().args(["status", "job"]).ended().expect(0).stdout;
+    assert!(table.contains("held 2/3"), "{table}");
+}
+
+#[test]
+fn nodes_that_restart_empty_one_after_the_other_cost_nothing() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = holder(&bed, "9s", &log);
+    let owner = status(&bed, "job")["holders"][0]["owner"].as_str().unwrap().to_owned();
+    for node in bed.nodes.iter().chain(&bed.nodes) {
+        node.restart();
+        until("the node to be taken again", || node.does(&["GET", "dlock:job"]) == owner);
+        // It counts again once it has been renewed as ours.
+        let ends = || node.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+        let before = ends();
+        until("a renewal", || ends() > before);
+    }
+    log.await_beat();
+    drop(holder);
+}
+
+#[test]
+fn a_majority_that_somebody_else_has_is_the_loss_of_the_lock() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = holder(&bed, "60s", &log);
+    bed.nodes[0].daemon().freeze();
+    bed.nodes[1].does(&["SET", "dlock:job", "a-thief"]);
+    log.await_beat();
+    bed.nodes[2].does(&["SET", "dlock:job", "a-thief"]);
+    holder.ended().expect(79);
+}
+
+/// Contenders come and go while the nodes are out of reach in turn, so every grant has another majority.
+#[test]
+fn tokens_grow_over_rotating_outages_and_no_two_runs_overlap() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let start = || bed.dlock().run("job").args(["--ttl", "3s"]).args(log.witness(&["for=30"])).spawn();
+    let mut contenders: Vec<Running> = (0..3).map(|_| start()).collect();
+    for round in 0..9 {
+        let node: &Redis = &bed.nodes[round % 3];
+        node.daemon().freeze();
+        contenders.push(start());
+        log.await_runs(round + 1, 1);
+        node.daemon().thaw();
+    }
+    for contender in contenders {
+        contender.ended().expect(0);
+    }
+    assert_eq!(log.runs().len(), 12);
+    log.assert_no_overlap();
+}

@@ -1,0 +1,194 @@
+//! Real etcd servers: one that many tests share, one of one's own to break, or a cluster of three.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use super::{Bed, Daemon, Proxy, free_port, server_home, until};
+
+/// One etcd process.
+pub struct Member {
+    daemon: Daemon,
+    command: Vec<String>,
+    client: u16,
+    data: PathBuf,
+}
+
+impl Member {
+    fn start(name: &str, data: &Path, client: u16, urls: &str, options: &[String]) -> Member {
+        let data = data.join(name);
+        let directory = data.display().to_string();
+        let urls = format!("{urls}://127.0.0.1:{client}");
+        let mut command = vec!["etcd", "--name", name, "--data-dir", &directory, "--listen-client-urls", &urls];
+        command.extend(["--advertise-client-urls", &urls, "--logger", "zap", "--log-level", "error"]);
+        let command: Vec<_> = command.into_iter().map(str::to_owned).chain(options.iter().cloned()).collect();
+        Member { daemon: spawn(&command, &data), command, client, data }
+    }
+
+    /// Asks this one alone, and not for long.
+    fn etcdctl(&self, args: &[&str]) -> Output {
+        let endpoint = format!("127.0.0.1:{}", self.client);
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoint, "--command-timeout=1s"]).args(args);
+        command.output().unwrap()
+    }
+
+    /// Loses all its data, as long as it is not running.
+    pub fn forget(&self) {
+        std::fs::remove_dir_all(&self.data).unwrap();
+    }
+
+    /// Starts it again with the data it had.
+    pub fn restart(&mut self) {
+        self.daemon = spawn(&self.command, &self.data);
+    }
+}
+
+fn spawn(command: &[String], data: &Path) -> Daemon {
+    let mut etcd = Command::new(&command[0]);
+    etcd.args(&command[1..]);
+    Daemon::spawn(etcd, &data.with_extension("log"))
+}
+
+impl std::ops::Deref for Member {
+    type Target = Daemon;
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl std::ops::DerefMut for Member {
+    fn deref_mut(&mut self) -> &mut Daemon {
+        &mut self.daemon
+    }
+}
+
+/// An etcd of one or of three members.
+pub struct Etcd {
+    pub members: Vec<Member>,
+    /// In front of each member's port for its peers.
+    peers: Vec<Proxy>,
+    /// What etcdctl needs besides the endpoints, to be let in.
+    login: Vec<String>,
+    directory: TempDir,
+}
+
+impl Etcd {
+    pub fn new() -> Etcd {
+        let mut etcd = Etcd::with_options("http", &[], &[]);
+        etcd.await_health();
+        etcd
+    }
+
+    /// One member that takes `options`, and an etcdctl that takes `login`. It may not be up yet.
+    pub fn with_options(urls: &str, options: &[String], login: &[String]) -> Etcd {
+        let directory = server_home();
+        let peer = format!("http://127.0.0.1:{}", free_port());
+        let own = ["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer, "--initial-cluster"];
+        let cluster = format!("m0={peer}");
+        let own = own.into_iter().map(str::to_owned).chain([cluster]).chain(options.iter().cloned());
+        let member = Member::start("m0", directory.path(), free_port(), urls, &own.collect::<Vec<_>>());
+        Etcd { members: vec![member], peers: Vec::new(), login: login.to_vec(), directory }
+    }
+
+    pub fn cluster() -> Etcd {
+        let directory = server_home();
+        let ports: Vec<_> = (0..3).map(|_| free_port()).collect();
+        let peers: Vec<_> = ports.iter().map(|port| Proxy::to(*port)).collect();
+        let url = |port: u16| format!("http://127.0.0.1:{port}");
+        let named = |(n, proxy): (usize, &Proxy)| format!("m{n}={}", url(proxy.port()));
+        let all = peers.iter().enumerate().map(named).collect::<Vec<_>>().join(",");
+        let start = |n: usize| {
+            let (own, seen) = (url(ports[n]), url(peers[n].port()));
+            let options =
+                ["--listen-peer-urls", &own, "--initial-advertise-peer-urls", &seen, "--initial-cluster", &all];
+            Member::start(&format!("m{n}"), directory.path(), free_port(), "http", &options.map(str::to_owned))
+        };
+        let members = (0..3).map(start).collect();
+        let mut etcd = Etcd { members, peers, login: Vec::new(), directory };
+        etcd.await_health();
+        etcd
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.members[0].client
+    }
+
+    pub fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(|member| format!("127.0.0.1:{}", member.client)).collect()
+    }
+
+    pub fn etcdctl(&self) -> Command {
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").arg("--endpoints").arg(self.endpoints().join(",")).args(&self.login);
+        command
+    }
+
+    /// What etcdctl prints.
+    #[track_caller]
+    pub fn ctl(&self, args: &[&str]) -> String {
+        let Output { status, stdout, stderr } = self.etcdctl().args(args).output().unwrap();
+        assert!(status.success(), "etcdctl {args:?}: {}", String::from_utf8_lossy(&stderr));
+        String::from_utf8(stdout).unwrap()
+    }
+
+    /// The keys of all contenders for a lock, dlock's and others'.
+    pub fn contenders(&self, name: &str) -> Vec<String> {
+        let keys = self.ctl(&["get", "--prefix", "--keys-only", &format!("dlock/{}/", name.replace('/', "%2F"))]);
+        keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Waits for an answer to a linearizable read.
+    pub fn await_health(&mut self) {
+        until("etcd to be healthy", || {
+            // Its port was free when we looked, but somebody may have been faster.
+            for member in &mut self.members {
+                if member.has_ended() {
+                    member.restart();
+                }
+            }
+            self.etcdctl().args(["get", "x"]).output().unwrap().status.success()
+        });
+    }
+
+    /// The member that leads the others now.
+    pub fn leader(&self) -> usize {
+        let leads = |member: &Member| {
+            let status = member.etcdctl(&["endpoint", "status"]);
+            String::from_utf8_lossy(&status.stdout).contains(", true, false, ")
+        };
+        let mut leader = None;
+        until("a leader", || {
+            leader = self.members.iter().position(leads);
+            leader.is_some()
+        });
+        leader.unwrap_or_default()
+    }
+
+    /// Cuts a member off from its peers, in both directions; its clients still reach it.
+    pub fn part(&self, member: usize) {
+        self.peers[member].cut();
+        for peer in &self.peers {
+            peer.refuse(self.members[member].pid());
+        }
+        until("the member to be alone", || !self.members[member].etcdctl(&["get", "x"]).status.success());
+    }
+}
+
+impl Bed for Etcd {
+    fn url(&self) -> String {
+        format!("etcd://{}", self.endpoints().join(","))
+    }
+}
+
+/// The one that tests share which break nothing.
+pub fn shared() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::new)
+}

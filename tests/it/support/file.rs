@@ -1,0 +1,89 @@
+//! The file backend in a directory of its own, or on a disk of its own.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::{Abilities, Bed};
+
+pub struct FileBed {
+    dir: TempDir,
+    is_disk: bool,
+}
+
+/// Whether we may give a test a disk of its own.
+pub fn may_mount() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let may = mount(dir.path());
+    if may {
+        unmount(dir.path());
+    }
+    may
+}
+
+fn mount(dir: &Path) -> bool {
+    let done = Command::new("mount").args(["-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs"]).arg(dir).output();
+    done.is_ok_and(|done| done.status.success())
+}
+
+fn unmount(dir: &Path) {
+    // Whoever still has it open keeps it a little longer, out of sight.
+    let done = Command::new("umount").arg("--lazy").arg(dir).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
+
+impl FileBed {
+    pub fn new() -> FileBed {
+        FileBed { dir: tempfile::tempdir().unwrap(), is_disk: false }
+    }
+
+    /// On a disk with little room; where we [may](may_mount).
+    pub fn on_small_disk() -> FileBed {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(mount(dir.path()), "cannot mount a tmpfs");
+        FileBed { dir, is_disk: true }
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn lock_file(&self, name: &str) -> PathBuf {
+        self.dir().join(format!("{}.lock", name.replace('/', "%2F")))
+    }
+
+    /// Leaves no room on its disk.
+    pub fn fill(&self) {
+        let mut filler = std::fs::File::options().append(true).create(true).open(self.filler()).unwrap();
+        while filler.write(&[0; 4096]).is_ok() {}
+    }
+
+    /// Makes room again.
+    pub fn clear(&self) {
+        std::fs::remove_file(self.filler()).unwrap();
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.dir().join("filler")
+    }
+}
+
+impl Drop for FileBed {
+    fn drop(&mut self) {
+        if self.is_disk {
+            unmount(self.dir());
+        }
+    }
+}
+
+impl Bed for FileBed {
+    fn url(&self) -> String {
+        format!("file://{}", self.dir().display())
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { in_order: false, ..Abilities::default() }
+    }
+}

@@ -1,0 +1,111 @@
+//! What every test uses: dlock as a process, a bed to test it on, servers, a proxy, and the witness.
+
+mod clock;
+mod daemon;
+mod dlock;
+pub mod etcd;
+mod file;
+mod home;
+mod pooler;
+mod postgres;
+mod proxy;
+pub mod redis;
+mod terminal;
+mod witness;
+mod zookeeper;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub use clock::Clock;
+pub use daemon::{Daemon, free_port};
+pub use dlock::{Dlock, Ended, Running};
+pub use file::{FileBed, may_mount};
+pub use home::server_home;
+pub use pooler::Pooler;
+pub use postgres::Postgres;
+pub use proxy::Proxy;
+pub use redis::{Redis, Redlock, Sentinel};
+pub use terminal::Terminal;
+pub use witness::{Log, Run, overlaps, tokens_grow};
+pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at};
+
+/// A backend to test on. Many tests share its server, so each uses names of its own.
+pub trait Bed {
+    /// What `--backend` gets.
+    fn url(&self) -> String;
+
+    fn abilities(&self) -> Abilities {
+        Abilities::default()
+    }
+
+    /// dlock, pointed at this backend.
+    fn dlock(&self) -> Dlock {
+        Dlock::new().env("DLOCK_BACKEND", self.url())
+    }
+}
+
+/// What a backend promises beyond exclusion.
+#[derive(Clone, Copy, Debug)]
+pub struct Abilities {
+    pub shared_and_slots: bool,
+    /// Waiters are served first come, first served.
+    pub in_order: bool,
+}
+
+impl Default for Abilities {
+    fn default() -> Abilities {
+        Abilities { shared_and_slots: true, in_order: true }
+    }
+}
+
+/// Waits for evidence. The limit only turns a hang into a failure; no test depends on how fast it comes.
+#[track_caller]
+pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !seen() {
+        assert!(Instant::now() < limit, "waited a minute in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A name nobody else uses, also when tests of earlier runs left something on a server; and none is the
+/// beginning of another, for processes are found by them.
+pub fn unique(stem: &str) -> String {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("{stem}-{}-{:06}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Whether a process exists and is more than a zombie.
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// All living processes that have this text in their environment or command line: how a test finds what a
+/// command has left behind, however it got away.
+pub fn living_with(mark: &str) -> Vec<u32> {
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let has = |path: String| {
+        std::fs::read(path).is_ok_and(|bytes| bytes.windows(mark.len()).any(|part| part == mark.as_bytes()))
+    };
+    pids.filter(|&pid| is_alive(pid))
+        .filter(|pid| has(format!("/proc/{pid}/environ")) || has(format!("/proc/{pid}/cmdline")))
+        .collect()
+}
+
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+pub fn signal(pid: u32, signal: nix::sys::signal::Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
+}
+
+pub fn lines(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap_or_default().lines().map(ToOwned::to_owned).collect()
+}

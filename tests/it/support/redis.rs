@@ -1,0 +1,207 @@
+//! Redis servers of the tests' own.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use super::{Abilities, Bed, Clock, Daemon, free_port, server_home, until};
+
+/// One server, on a port of its own.
+pub struct Redis {
+    daemon: RefCell<Daemon>,
+    port: u16,
+    dir: TempDir,
+    options: Vec<String>,
+    clock: Option<Clock>,
+}
+
+impl Redis {
+    pub fn new() -> Redis {
+        Redis::with(&[])
+    }
+
+    /// With more options, as on its command line. `DIR` in them is the server's own directory.
+    pub fn with(options: &[&str]) -> Redis {
+        Redis::in_dir(server_home(), options)
+    }
+
+    /// With a wall clock of its own.
+    pub fn with_clock(options: &[&str]) -> Redis {
+        Redis::launch(server_home(), options, Some(Clock::new()))
+    }
+
+    pub fn in_dir(dir: TempDir, options: &[&str]) -> Redis {
+        Redis::launch(dir, options, None)
+    }
+
+    fn launch(dir: TempDir, options: &[&str], clock: Option<Clock>) -> Redis {
+        let own = dir.path().display().to_string();
+        let options: Vec<String> = options.iter().map(|option| option.replace("DIR", &own)).collect();
+        // A port that is free now may be taken by the time the server wants it.
+        let try_start = || {
+            let port = free_port();
+            Some((start(&dir, port, &options, clock.as_ref())?, port))
+        };
+        let (daemon, port) = std::iter::repeat_with(try_start).flatten().next().unwrap();
+        Redis { daemon: RefCell::new(daemon), port, dir, options, clock }
+    }
+
+    /// A replica of this one that has all it has.
+    pub fn replica(&self, options: &[&str]) -> Redis {
+        let of = format!("127.0.0.1 {}", self.port);
+        let replica = Redis::with(&[&["--replicaof", &of], options].concat());
+        until("the replica to be in step", || replica.does(&["INFO", "replication"]).contains("master_link_status:up"));
+        replica
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn clock(&self) -> Option<&Clock> {
+        self.clock.as_ref()
+    }
+
+    /// Whether it says so: one that has just been made a master, or is just being, hangs up on everybody.
+    pub fn is_master(&self) -> bool {
+        ask(self.port, &[], &["ROLE"]).stdout.starts_with(b"master")
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn daemon(&self) -> std::cell::Ref<'_, Daemon> {
+        self.daemon.borrow()
+    }
+
+    pub fn kill(&self) {
+        self.daemon.borrow_mut().kill();
+    }
+
+    /// Comes back on the same port, with nothing but what it had on its disk.
+    pub fn restart(&self) {
+        self.kill();
+        until("Redis to be back", || match start(&self.dir, self.port, &self.options, self.clock()) {
+            Some(daemon) => {
+                *self.daemon.borrow_mut() = daemon;
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// What an operator or another program says to it, as redis-cli would; its answer as redis-cli prints it.
+    #[track_caller]
+    pub fn does(&self, command: &[&str]) -> String {
+        cli(self.port, &[], command)
+    }
+}
+
+/// Starts a server and waits until it says that it is ready; `None` if its port was taken.
+fn start(dir: &TempDir, port: u16, options: &[String], clock: Option<&Clock>) -> Option<Daemon> {
+    let log = dir.path().join("log");
+    let _ = std::fs::remove_file(&log);
+    let mut command = Command::new("redis-server");
+    command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--dir"]).arg(dir.path());
+    command.args(options);
+    if let Some(clock) = clock {
+        clock.govern(&mut command);
+    }
+    let mut daemon = Daemon::spawn(command, &log);
+    let mut said = String::new();
+    until("Redis to be ready", || {
+        said = std::fs::read_to_string(&log).unwrap_or_default();
+        said.contains("eady to accept connections") || daemon.has_ended()
+    });
+    assert!(!daemon.has_ended() || said.contains("Address already in use"), "{said}");
+    Some(daemon).filter(|_| said.contains("eady to accept connections"))
+}
+
+#[track_caller]
+pub fn cli(port: u16, options: &[&str], command: &[&str]) -> String {
+    let out = ask(port, options, command);
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stdout).unwrap().trim_end().to_owned()
+}
+
+fn ask(port: u16, options: &[&str], command: &[&str]) -> Output {
+    Command::new("redis-cli").args(["-p", &port.to_string()]).args(options).args(command).output().unwrap()
+}
+
+impl Bed for Redis {
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+/// Watches over a master with one replica, alone: it has nobody to ask before it acts.
+pub struct Sentinel {
+    port: u16,
+    _daemon: Daemon,
+    _dir: TempDir,
+}
+
+impl Sentinel {
+    /// The master's name.
+    pub const GROUP: &str = "mine";
+
+    pub fn over(master: &Redis) -> Sentinel {
+        // A port that is free now may be taken by the time the sentinel wants it.
+        std::iter::repeat_with(|| Sentinel::try_over(master)).flatten().next().unwrap()
+    }
+
+    fn try_over(master: &Redis) -> Option<Sentinel> {
+        let (dir, port) = (server_home(), free_port());
+        let config = dir.path().join("sentinel.conf");
+        let (home, group) = (dir.path().display(), Sentinel::GROUP);
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor {group} 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds {group} 500\nsentinel failover-timeout {group} 3000\n",
+            master.port
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new("redis-sentinel");
+        command.arg(&config);
+        let mut daemon = Daemon::spawn(command, &dir.path().join("log"));
+        until("the sentinel to know its master", || {
+            let told = ask(port, &[], &["sentinel", "master", group]);
+            daemon.has_ended() || String::from_utf8_lossy(&told.stdout).contains("num-slaves\n1")
+        });
+        (!daemon.has_ended()).then_some(Sentinel { port, _daemon: daemon, _dir: dir })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Bed for Sentinel {
+    fn url(&self) -> String {
+        format!("redis+sentinel://127.0.0.1:{}/{}", self.port, Sentinel::GROUP)
+    }
+}
+
+/// So many independent servers.
+pub struct Redlock {
+    pub nodes: Vec<Redis>,
+}
+
+impl Redlock {
+    pub fn of(count: usize) -> Redlock {
+        Redlock { nodes: (0..count).map(|_| Redis::new()).collect() }
+    }
+}
+
+impl Bed for Redlock {
+    fn url(&self) -> String {
+        let hosts: Vec<String> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("redlock://{}", hosts.join(","))
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { shared_and_slots: false, in_order: false }
+    }
+}

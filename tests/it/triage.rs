@@ -1,0 +1,207 @@
+//! The verbs around `run`: acquire, renew and release, fence, metrics, and standing for a lock again.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{Bed, Dlock, FileBed, lines, living_with, unique, until};
+
+fn sh(shell: &str, bed: &dyn Bed, script: &str) -> (Option<i32>, String) {
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock");
+    let path = format!("{}:{}", dlock.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let out = Command::new(shell).args(["-euc", script]).env("PATH", path).env("DLOCK_BACKEND", bed.url()).output();
+    let out = out.unwrap();
+    (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr))
+}
+
+#[test]
+fn acquire_works_in_every_shell() {
+    let bed = FileBed::new();
+    for shell in ["sh", "bash", "dash"] {
+        let script = "eval \"$(dlock acquire --name deploy --ttl 20m)\"
+            test \"$DLOCK_NAME\" = deploy; test \"$DLOCK_FENCING_TOKEN\" -gt 0
+            dlock run -n -q --name deploy -- echo no || echo busy=$?
+            dlock renew --name deploy --owner \"$DLOCK_OWNER\" --ttl 1h
+            dlock release --name deploy --owner \"$DLOCK_OWNER\"
+            dlock run -n --name deploy -- echo free
+            dlock release --name deploy --owner \"$DLOCK_OWNER\" 2>/dev/null || echo gone=$?";
+        assert_eq!(sh(shell, &bed, script), (Some(0), "busy=75\nfree\ngone=79\n".into()), "{shell}");
+    }
+}
+
+/// The steps of a CI job are processes of their own that share a file of variables.
+#[test]
+fn the_steps_of_a_ci_job_share_a_lock() {
+    let bed = FileBed::new();
+    let env = bed.dir().join("env");
+    let step =
+        |script: &str| sh("sh", &bed, &format!("cd {}; ENV_FILE={}; {script}", bed.dir().display(), env.display()));
+    let load = "set -a; . $ENV_FILE; set +a;";
+    assert_eq!(step("dlock acquire --name deploy --ttl 10m >>$ENV_FILE").0, Some(0));
+    assert_eq!(step(&format!("{load} dlock renew --name deploy --ttl 10m")).0, Some(0));
+    assert_eq!(step(&format!("{load} dlock fence target -- touch deployed")).0, Some(0));
+    assert_eq!(step("dlock acquire -n -q --name deploy").0, Some(75));
+    assert_eq!(step(&format!("{load} dlock release --name deploy")).0, Some(0));
+    assert_eq!(step("dlock acquire -n -q --name deploy").0, Some(0));
+}
+
+#[test]
+fn an_acquired_lock_is_seen_and_can_be_taken_away() {
+    let bed = FileBed::new();
+    let json = bed.dlock().args(["acquire", "--name", "x", "--ttl", "10m", "--json"]).ended().expect(0).stdout;
+    let acquired: Value = serde_json::from_str(&json).unwrap();
+    let state = bed.dlock().args(["status", "--json", "x"]).ended().expect(0).stdout;
+    let state: Value = serde_json::from_str(&state).unwrap();
+    let holder = &state[0]["holders"][0];
+    assert_eq!((&holder["owner"], &holder["fencing_token"]), (&acquired["owner"], &acquired["fencing_token"]));
+    assert!(holder["expires_in_ms"].as_u64().unwrap() > 590_000, "{holder}");
+
+    let owner = acquired["owner"].as_str().unwrap();
+    let renew = || bed.dlock().args(["renew", "--name", "x", "--owner", owner]).ended();
+    renew().expect(0).silently();
+    bed.dlock().args(["force-release", "x", "--yes", "--reason", "maintenance"]).ended().expect(0);
+    renew().expect(79).saying("maintenance");
+    bed.dlock().args(["force-release", "x", "--yes", "--now"]).ended().expect(0);
+    renew().expect(79).saying("not held");
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
+}
+
+#[test]
+fn a_lock_that_a_run_keeps_is_not_released_behind_its_back() {
+    let bed = FileBed::new();
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
+    let ended = bed.dlock().run("x").sh(&format!("{dlock} renew --name x && {dlock} release --name x")).ended();
+    ended.expect(64).saying("lets go of it by itself");
+    bed.dlock().args(["release", "--name", "x"]).ended().expect(64).saying("DLOCK_OWNER");
+}
+
+#[test]
+fn a_hostile_command_line_cannot_break_the_table() {
+    let bed = FileBed::new();
+    let hostile = "\u{1b}[2J\u{1b}]0;owned\u{7}\nx held root@evil\u{202e}\u{200b}";
+    let script = "echo up; exec sleep 1000";
+    let running = bed.dlock().run("x").args(["--", "sh", "-c", script, hostile]).spawn();
+    until("the command to run", || running.stdout().contains("up"));
+    let table = bed.dlock().arg("status").ended().expect(0).stdout;
+    assert_eq!(table.lines().count(), 2, "{table:?}");
+    assert!(
+        table.chars().all(|c| c == '\n' || !c.is_control()) && !table.contains(['\u{202e}', '\u{200b}']),
+        "{table:?}"
+    );
+    let busy = bed.dlock().run("x").arg("-n").sh("echo no").ended().expect(75);
+    assert_eq!(busy.stderr.lines().count(), 1, "{busy:#?}");
+    // JSON has its own way of writing such things, and says exactly what was run.
+    let json = bed.dlock().args(["status", "--json"]).ended().expect(0).stdout;
+    let state: Value = serde_json::from_str(&json).unwrap();
+    assert!(state[0]["holders"][0]["command"].as_str().unwrap().ends_with(hostile), "{state}");
+}
+
+fn fence(resource: &std::path::Path, token: &str) -> Dlock {
+    Dlock::new().env("DLOCK_FENCING_TOKEN", token).arg("fence").arg(resource)
+}
+
+#[test]
+fn fence_lets_equal_and_newer_tokens_pass_and_refuses_older_ones() {
+    let bed = FileBed::new();
+    let resource = bed.dir().join("data");
+    assert_eq!(fence(&resource, "7").sh("echo ran").ended().expect(0).silently().stdout, "ran\n");
+    fence(&resource, "7").sh("exit 3").ended().expect(3);
+    fence(&resource, "9").sh("exit 0").ended().expect(0);
+    let stale = fence(&resource, "8").sh("echo no").ended().expect(79).saying("token 8 is older than 9");
+    assert_eq!(stale.stdout, "");
+    fence(&resource, "1").args(["--token", "10"]).sh("exit 0").ended().expect(0);
+
+    Dlock::new().arg("fence").arg(&resource).sh("echo no").ended().expect(64).saying("no fencing token");
+    fence(&resource, "11").args(["--", "/nonexistent/program"]).ended().expect(127);
+    fence(&bed.dir().join("no/such/place"), "11").sh("echo no").ended().expect(78);
+    // A directory has its mark beside it, too.
+    fence(&bed.dir().join("directory/"), "5").sh("exit 0").ended().expect(0);
+    fence(&bed.dir().join("directory"), "4").sh("echo no").ended().expect(79);
+    std::fs::write(bed.dir().join("data.fence"), "garbage").unwrap();
+    fence(&resource, "12").sh("echo no").ended().expect(78).saying("not a fencing mark");
+}
+
+#[test]
+fn no_older_token_acts_after_a_newer_one() {
+    let bed = FileBed::new();
+    let (resource, acts) = (bed.dir().join("data"), bed.dir().join("acts"));
+    // A fixed shuffle of 1 to 50.
+    let tokens = (0..50).map(|n| (n * 37) % 50 + 1);
+    let running: Vec<_> = tokens
+        .map(|token| fence(&resource, &token.to_string()).sh(&format!("echo {token} >>{}", acts.display())).spawn())
+        .collect();
+    let codes: Vec<_> = running.into_iter().map(|one| one.ended().code).collect();
+    assert!(codes.iter().all(|code| matches!(code, Some(0 | 79))), "{codes:?}");
+    let acted: Vec<u32> = lines(&acts).iter().map(|line| line.parse().unwrap()).collect();
+    assert!(acted.is_sorted(), "{acted:?}");
+    assert_eq!(acted.last(), Some(&50));
+}
+
+#[test]
+fn a_fence_lasts_as_long_as_anything_of_its_command() {
+    let bed = FileBed::new();
+    let (resource, mark) = (bed.dir().join("data"), unique("mark"));
+    let first = fence(&resource, "1").env("MARK", &mark).sh("sleep 1000 & echo $! >pid; wait").configure(|command| {
+        command.current_dir(bed.dir());
+    });
+    let first = first.spawn();
+    until("it to run", || !lines(&bed.dir().join("pid")).is_empty());
+    first.signal(Signal::SIGKILL);
+    let mut second = fence(&resource, "2").sh("exit 0").spawn();
+    until("it to wait in flock", || {
+        std::fs::read_to_string(format!("/proc/{}/wchan", second.pid())).is_ok_and(|place| place.contains("lock"))
+            || std::fs::read_to_string("/proc/locks").is_ok_and(|all| all.contains(&format!("{}", second.pid())))
+    });
+    assert!(!second.has_ended(), "the killed one's child still acts");
+    for pid in living_with(&mark) {
+        crate::support::signal(pid, Signal::SIGKILL);
+    }
+    second.ended().expect(0);
+}
+
+#[test]
+fn metrics_are_counted_on_from_run_to_run() {
+    let bed = FileBed::new();
+    let file = bed.dir().join("dlock.prom");
+    let run = |script: &str| bed.dlock().env("DLOCK_METRICS_FILE", &file).run("x").arg("-n").sh(script).ended();
+    run("exit 0").expect(0).silently();
+    run("exit 3").expect(3);
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
+    run(&format!("env -u DLOCK_HELD -u DLOCK_OWNER {dlock} run -n -q --name x -- true; exit 0")).expect(0);
+    let text = std::fs::read_to_string(&file).unwrap();
+    for line in ["acquisitions_total{name=\"x\"} 3", "busy_total{name=\"x\"} 1", "failures_total{name=\"x\"} 1"] {
+        assert!(text.contains(&format!("dlock_{line}\n")), "{line}: {text}");
+    }
+    let nowhere = bed.dlock().run("x").args(["--metrics-file", "/nonexistent/x"]).sh("exit 0");
+    nowhere.ended().expect(0).saying("no metrics");
+}
+
+#[test]
+fn keep_trying_stands_again_until_it_succeeds() {
+    let bed = FileBed::new();
+    let count = bed.dir().join("count");
+    let script = format!("echo $$ >>{0}; test $(wc -l <{0}) -ge 3", count.display());
+    let mut running = bed.dlock().run("x").args(["--keep-trying"]).sh(&script).spawn();
+    let pid = running.pid();
+    until("the second round", || lines(&count).len() >= 2);
+    assert!(!running.has_ended() && running.pid() == pid);
+    running.ended().expect(0).silently();
+    assert_eq!(lines(&count).len(), 3);
+}
+
+#[test]
+fn keep_trying_stands_again_after_a_loss_and_stops_when_told_to() {
+    let bed = FileBed::new();
+    let rounds = bed.dir().join("rounds");
+    let script = format!("echo $DLOCK_FENCING_TOKEN >>{}; exec sleep 1000", rounds.display());
+    let running = bed.dlock().run("x").arg("--keep-trying").sh(&script).spawn();
+    until("the first round", || lines(&rounds).len() == 1);
+    std::fs::remove_file(bed.lock_file("x")).unwrap();
+    until("the second round", || lines(&rounds).len() == 2);
+    running.signal(Signal::SIGTERM);
+    running.ended().expect(143);
+    let tokens: Vec<u64> = lines(&rounds).iter().map(|line| line.parse().unwrap()).collect();
+    assert!(tokens[0] < tokens[1]);
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
+}

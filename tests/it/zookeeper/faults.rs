@@ -1,0 +1,141 @@
+//! What fails between dlock and ZooKeeper, with a witness that trusts neither: overlap is zero.
+
+use nix::sys::signal::Signal;
+
+use crate::support::{Bed, Dlock, Log, Proxy, Running, ZooKeeperBed, ZooKeeperEnsemble, kazoo, unique, until};
+
+fn holder(dlock: Dlock, name: &str, log: &Log) -> Running {
+    let running = dlock.run(name).args(["--ttl", "4s"]).args(log.witness(&["ignore-term", "daemons=2"])).spawn();
+    log.await_runs(1, 3);
+    running
+}
+
+/// A waiter with a way of its own to the server, which has to get the lock in the end.
+fn next(bed: &dyn Bed, name: &str, log: &Log) -> Running {
+    let running = bed.dlock().run(name).args(["--ttl", "4s"]).args(log.witness(&["for=50"])).spawn();
+    until("a waiter in `status`", || {
+        let status = bed.dlock().args(["status", "--json", name]).ended().expect(0).stdout;
+        serde_json::from_str::<serde_json::Value>(&status).unwrap()[0]["waiters"].as_array().unwrap().len() == 1
+    });
+    running
+}
+
+/// Waits until the command has lived on for longer than a lease that nobody renews.
+#[track_caller]
+fn await_renewal(holder: &mut Running, ttl_millis: u64, log: &Log) {
+    let last = || log.runs()[0].last;
+    let since = last();
+    until("the command to outlive a lease", || {
+        assert!(!holder.has_ended(), "{}", holder.stderr());
+        last() > since + (ttl_millis + 1000) * 1_000_000
+    });
+}
+
+#[test]
+fn a_connection_that_breaks_costs_nothing() {
+    let (bed, name, log) = (ZooKeeperBed::shared(), unique("break"), Log::new());
+    let proxy = Proxy::to(bed.port);
+    let mut holder = holder(at(proxy.port()), &name, &log);
+    let next = next(&bed, &name, &log);
+    for _ in 0..2 {
+        proxy.cut();
+        proxy.heal();
+        await_renewal(&mut holder, 4000, &log);
+    }
+    assert_eq!(log.runs().len(), 1);
+    holder.signal(Signal::SIGKILL);
+    next.ended().expect(0);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back_still_knows_the_holder() {
+    let (bed, name, log) = (ZooKeeperBed::new(""), unique("restart"), Log::new());
+    let dlock = bed.dlock().run(&name).args(["--ttl", "30s"]);
+    let mut holder = dlock.args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    bed.server().daemon.kill();
+    bed.server().restart();
+    until("the server to serve again", || bed.server().role().is_some());
+    bed.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
+    log.await_beat();
+    assert!(!holder.has_ended());
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    bed.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
+fn a_server_that_comes_back_without_its_data_does_not_know_the_holder() {
+    let (bed, name, log) = (ZooKeeperBed::new(""), unique("amnesia"), Log::new());
+    let holder = holder(bed.dlock(), &name, &log);
+    bed.server().daemon.kill();
+    bed.server().forget();
+    bed.server().restart();
+    // It turns away whoever has seen more than it has: unknown, so the lease has to run out.
+    holder.ended().expect(79);
+}
+
+#[test]
+fn a_node_deleted_by_an_operator_ends_the_command_at_once() {
+    let (bed, name, log) = (ZooKeeperBed::shared(), unique("deleted"), Log::new());
+    let dlock = bed.dlock().run(&name).args(["--ttl", "120s"]);
+    let holder = dlock.args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(1, 1);
+    assert!(kazoo(bed.port, &name, "-").arg("clear").status().unwrap().success());
+    // Well before a lease of two minutes would have been renewed.
+    holder.ended().expect(79).saying("deleted");
+}
+
+#[test]
+fn whichever_server_is_killed_the_ensemble_keeps_the_lock() {
+    let (mut ensemble, name, log) = (ZooKeeperEnsemble::new(), unique("killed"), Log::new());
+    let mut holder = ensemble.dlock().run(&name).args(["--ttl", "20s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    for victim in 0..3 {
+        ensemble.servers[victim].daemon.kill();
+        await_renewal(&mut holder, 20_000, &log);
+        ensemble.servers[victim].restart();
+        ensemble.await_whole();
+    }
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    assert_eq!(log.runs().len(), 1);
+}
+
+#[test]
+fn whichever_server_stands_still_the_ensemble_keeps_the_lock() {
+    let (ensemble, name, log) = (ZooKeeperEnsemble::new(), unique("standing"), Log::new());
+    let mut holder = ensemble.dlock().run(&name).args(["--ttl", "20s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    for server in &ensemble.servers {
+        server.daemon.freeze();
+        await_renewal(&mut holder, 20_000, &log);
+        server.daemon.thaw();
+        ensemble.await_whole();
+    }
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    assert_eq!(log.runs().len(), 1);
+}
+
+/// A server cut off from its leader goes on answering for `syncLimit` ticks, here 40 s, while the leader
+/// expires the sessions of its clients. Whoever takes its answers for a renewal overlaps.
+#[test]
+fn a_server_that_has_lost_its_leader_renews_nothing() {
+    let (ensemble, name, log) = (ZooKeeperEnsemble::divisible(), unique("partition"), Log::new());
+    assert_eq!(ensemble.servers[0].role().as_deref(), Some("follower"));
+    let holder = holder(at(ensemble.servers[0].port), &name, &log);
+    let others = format!("zookeeper://127.0.0.1:{},127.0.0.1:{}", ensemble.servers[1].port, ensemble.servers[2].port);
+    let next = Dlock::new().env("DLOCK_BACKEND", others).run(&name).args(["--ttl", "4s"]);
+    let next = next.args(log.witness(&["for=50"])).spawn();
+    ensemble.cut_off_first();
+    next.ended().expect(0);
+    assert_eq!(ensemble.servers[0].role().as_deref(), Some("follower"), "it still serves");
+    log.assert_no_overlap();
+    holder.ended().expect(79);
+}
+
+fn at(port: u16) -> Dlock {
+    Dlock::new().env("DLOCK_BACKEND", format!("zookeeper://127.0.0.1:{port}"))
+}

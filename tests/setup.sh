@@ -1,0 +1,52 @@
+# Sourced by tests/run and benches/run: brings what is missing, servers and tools from Debian packages, and foreign
+# clients in a Python environment of our own.
+
+# install_missing "CHECK|PACKAGE"…: what has to be there, and the Debian package that brings it.
+install_missing() {
+  local need missing=()
+  for need in "$@"; do
+    bash -c "${need%|*}" >/dev/null 2>&1 || missing+=("${need##*|}")
+  done
+  if [ ${#missing[@]} = 0 ]; then return; fi
+  if [ "$(id -u)" != 0 ]; then
+    echo "$0: missing packages; as root: apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "$0: installing ${missing[*]}" >&2
+  apt_install "${missing[@]}"
+}
+
+# In a subshell, so that its trap is all its own. The packages' own servers are not wanted: everybody starts theirs.
+apt_install() (
+  export DEBIAN_FRONTEND=noninteractive
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod +x $policy
+  fi
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+)
+
+# Makes target/test-python: the clients whose locks and ours must exclude each other.
+make_python() {
+  local venv=target/test-python
+  local clients=(redis==8.1.0 redlock-py==1.0.8 kazoo==2.11.0 "psycopg[binary]==3.3.8")
+  if [ "$(cat $venv/clients 2>/dev/null)" = "${clients[*]}" ]; then return; fi
+  rm -rf $venv
+  python3 -m venv $venv
+  $venv/bin/pip install --quiet --disable-pip-version-check "${clients[@]}"
+  echo "${clients[*]}" >$venv/clients
+}
+
+# The servers that both tests and measurements start.
+SERVERS=(
+  "command -v redis-server|redis-server"
+  "command -v etcd|etcd-server"
+  "command -v etcdctl|etcd-client"
+  "test -e /usr/share/java/zookeeper.jar|zookeeper"
+  "compgen -G '/usr/lib/postgresql/*/bin/postgres'|postgresql"
+  "command -v flock|util-linux"
+  "python3 -c 'import venv, ensurepip'|python3-venv"
+)
