@@ -1,0 +1,68 @@
+"""What `dlock status` costs when a backend has many locks: time, memory, and the server's own count of requests."""
+
+import json
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack, nullcontext
+
+import filling
+import procfs
+import servers
+from report import Table
+from side_by_side import DLOCK, ENV
+
+KINDS = [
+    (servers.Files, filling.Files),
+    (servers.Redis, filling.Redis),
+    (servers.Etcd, filling.Etcd),
+    (servers.ZooKeeper, filling.ZooKeeper),
+    (servers.Postgres, filling.Postgres),
+]
+LOCKS = [1_000, 10_000, 100_000]
+
+
+def peak_memory(process):
+    """In MB: the high-water mark of the process as long as it is there to be asked."""
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, procfs.peak(process.pid))
+        time.sleep(0.001)
+    return peak
+
+
+def row_of(backend, locks, *options):
+    counting = backend.counting() if backend.counting else nullcontext(lambda: None)
+    with tempfile.TemporaryFile("w+") as out, counting as requests:
+        began = time.monotonic()
+        process = subprocess.Popen([DLOCK, "status", "--backend", backend.url, *options], env=ENV, stdout=out)
+        peak = peak_memory(process)
+        took = time.monotonic() - began
+        assert process.wait() == 0, f"{backend.name}: exit {process.returncode}"
+        asked = requests()
+        out.seek(0)
+        shown = len(json.load(out)) if options else sum(1 for _ in out) - 1
+    assert shown == locks, f"{backend.name} shows {shown} of {locks} locks"
+    command = " ".join(["dlock status", *options])
+    row = {"backend": backend.name, "command": command, "locks": locks}
+    return row | {"seconds": took, "peak memory, MB": peak, "requests": asked}
+
+
+def measure(bench):
+    rows = []
+    for start, fill in KINDS:
+        # Of its own: what others left there would be shown too.
+        with ExitStack() as stack:
+            backend = start(stack)
+            copies, filled = fill(backend), 2
+            for locks in LOCKS[: 1 if bench.quick else None]:
+                copies.fill(range(filled, locks))
+                filled = locks
+                rows += [row_of(backend, locks, *options) for options in ([], ["--json"])]
+    notes = [
+        "One lock is run and one acquired by dlock itself; what that leaves is copied until there are so many, every "
+        "tenth of them held. Memory is resident, at its highest.",
+        "ZooKeeper cannot list a part of a node's children: the names of all locks, some 100 bytes each, are read at "
+        "the beginning. Its `jute.maxbuffer` of 1 MB, left at its default, does not limit such an answer.",
+    ]
+    return [Table("Listing many locks", rows, notes)]
