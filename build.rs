@@ -1,31 +1,39 @@
-//! How the program is linked, so that it starts fast: at a fixed address, since ten thousand relocations would take
-//! longer than to lock a file, and with the unwinder inside, since nothing else is wanted of libgcc_s.
+//! How the program is linked, so that it starts fast, and anywhere: statically, since the loader would take longer than
+//! to lock a file, and at a fixed address, since ten thousand relocations would, too.
 
 use std::env::var;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let is = |key: &str, value: &str| var(key).is_ok_and(|found| found == value);
-    if !is("CARGO_CFG_TARGET_OS", "linux") || !is("CARGO_CFG_TARGET_ENV", "gnu") || !is("HOST", &target()) {
-        return;
-    }
-    println!("cargo::rustc-link-arg-bins=-no-pie");
-    if let Some(directory) = unwinder() {
-        println!("cargo::rustc-link-search=native={directory}");
-        println!("cargo::rustc-link-lib=static:+whole-archive=gcc_eh");
+    let target = var("TARGET").unwrap_or_default();
+    if is("CARGO_CFG_TARGET_OS", "linux") && is("CARGO_CFG_TARGET_ENV", "gnu") && is("HOST", &target) {
+        println!("cargo::rustc-link-arg-bins=-no-pie");
+        if link_statically().is_none() {
+            println!("cargo::warning=no static C library here: dlock will start a little slower");
+        }
     }
 }
 
-fn target() -> String {
-    var("TARGET").unwrap_or_default()
+/// Cargo can link everything statically, but then no procedural macro, or nothing, if not told so from outside. So that
+/// nobody has to: what rustc asks the linker for by the name of a shared library is found to be the static one.
+fn link_statically() -> Option<()> {
+    let directory = PathBuf::from(var("OUT_DIR").ok()?).join("static");
+    std::fs::create_dir_all(&directory).ok()?;
+    for (shared, archive) in [("c", "libc.a"), ("gcc_s", "libgcc_eh.a"), ("m", "libm.a")] {
+        let path = archive_of_cc(archive)?;
+        std::fs::write(directory.join(format!("lib{shared}.so")), format!("INPUT({path})\n")).ok()?;
+    }
+    println!("cargo::rustc-link-arg-bins=-static");
+    println!("cargo::rustc-link-arg-bins=-L{}", directory.to_str()?);
+    Some(())
 }
 
-/// Where gcc has the static unwinder, if it has one.
-fn unwinder() -> Option<String> {
-    let found = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
-    let path = String::from_utf8(found.stdout).ok()?;
-    let path = Path::new(path.trim());
-    (path.is_absolute() && path.exists()).then(|| path.parent()?.to_str().map(str::to_owned))?
+/// Where the C compiler has it, if it has.
+fn archive_of_cc(name: &str) -> Option<String> {
+    let found = Command::new("cc").arg(format!("-print-file-name={name}")).output().ok()?;
+    let path = String::from_utf8(found.stdout).ok()?.trim().to_owned();
+    path.starts_with('/').then_some(path)
 }

@@ -1,10 +1,12 @@
 //! What can be typed: clap's structs and the help text. No logic, and nothing of ours is imported;
 //! `config` turns this into what is meant.
 
+mod plain;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, FromArgMatches, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -332,20 +334,12 @@ pub struct FenceArgs {
     pub argv: Vec<OsString>,
 }
 
-/// `run` alone: to build what all the other verbs understand takes longer than to lock a file. `None` for another
-/// verb, and whenever there is something to be said about what was typed: that takes the whole picture.
-fn read_run() -> Option<Cli> {
-    let typed = std::env::args_os().skip(1);
-    std::env::args_os().nth(1).filter(|verb| verb == "run")?;
-    let matches = RunArgs::augment_args(clap::Command::new("run")).try_get_matches_from(typed).ok()?;
-    let args = RunArgs::from_arg_matches(&matches).ok()?;
-    Some(Cli { verb: Verb::Run(Box::new(args)) })
-}
-
 impl Cli {
     /// What was typed.
     pub fn read() -> Result<Cli, clap::Error> {
-        read_run().map_or_else(Cli::try_parse, Ok)
+        let mut words = std::env::args_os().skip(1);
+        let plain = words.next().filter(|verb| verb == "run").and_then(|_| plain::run(words));
+        plain.map_or_else(Cli::try_parse, |args| Ok(Cli { verb: Verb::Run(Box::new(args)) }))
     }
 
     pub fn has_verb(word: &str) -> bool {

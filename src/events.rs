@@ -1,8 +1,7 @@
 //! What the main thread waits for: signals, the guardian, the keeper, and a moment in time.
 
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -10,7 +9,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise, sigprocmask};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::clock::Instant;
@@ -55,12 +54,31 @@ const FORWARDED: [Signal; 9] = [
     Signal::SIGTSTP,
 ];
 
+/// Makes sure that standard input, output and error are open, so that no file of ours is taken for one of them, and that
+/// a reader who has gone away is an error and not our end. Two threads that hardly ever meet need one heap, not two.
+#[allow(unsafe_code)]
+pub fn settle() {
+    // SAFETY: whether there is such a descriptor is just what is asked.
+    let closed = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } < 0;
+    for _ in [0, 1, 2].iter().filter(|fd| closed(fd)) {
+        // The lowest number that is free is the one that is missing.
+        let null = File::options().read(true).write(true).open("/dev/null");
+        null.map(IntoRawFd::into_raw_fd).ok();
+    }
+    // SAFETY: nobody else is there yet.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::SA_RESTART, SigSet::empty());
+    // SAFETY: no handler is installed.
+    let _ = unsafe { sigaction(Signal::SIGPIPE, &ignore) };
+}
+
 impl Signals {
     /// Must come before any thread, so that all threads leave the signals to this.
     pub fn catch() -> Result<Signals> {
-        let ignored = ignored();
-        let caught: SigSet =
-            FORWARDED.into_iter().filter(|&signal| ignored & (1 << (signal as i32 - 1)) == 0).collect();
+        let caught: SigSet = FORWARDED.into_iter().filter(|&signal| !is_ignored(signal)).collect();
         let mut blocked = caught;
         blocked.add(Signal::SIGTTOU);
         let mut inherited_mask = SigSet::empty();
@@ -76,13 +94,15 @@ impl Signals {
     }
 }
 
-/// The signals that nohup(1) or a shell's `&` wants ignored: that is passed on, not overridden.
-fn ignored() -> u64 {
-    let mut status = [0; 8192];
-    let length = File::open("/proc/self/status").and_then(|mut file| file.read(&mut status)).unwrap_or(0);
-    let status = String::from_utf8_lossy(&status[..length]);
-    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+/// What nohup(1) or a shell's `&` wants ignored is passed on as that, not overridden.
+#[allow(unsafe_code)]
+fn is_ignored(signal: Signal) -> bool {
+    let mut present = std::mem::MaybeUninit::uninit();
+    // SAFETY: only asks, and reads the answer if there is one.
+    unsafe {
+        libc::sigaction(signal as i32, std::ptr::null(), present.as_mut_ptr()) == 0
+            && present.assume_init().sa_sigaction == libc::SIG_IGN
+    }
 }
 
 /// Waits for whatever comes first. Signals come before everything else: a run must not start in the

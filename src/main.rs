@@ -1,6 +1,7 @@
 //! dlock: run a command under a named lock, and never beside another holder of it.
 //!
 //! `main` parses, runs, reports and exits; it is the only place that ends the process.
+#![cfg_attr(not(test), no_main)]
 
 mod backend;
 mod cli;
@@ -17,6 +18,7 @@ mod metrics;
 #[cfg(test)]
 mod model;
 mod mutant;
+mod random;
 mod report;
 
 use clap::error::ErrorKind;
@@ -25,7 +27,14 @@ use crate::cli::{Cli, Verb};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, Voice};
 
-fn main() {
+/// Called by the C library. What Rust would do before is a tenth of a millisecond's work, most of it for a message about
+/// overflowing stacks; what we need of it, [`events::settle`] does.
+#[cfg(not(test))]
+#[allow(unsafe_code)]
+// SAFETY: nothing else in the program has this name.
+#[unsafe(no_mangle)]
+extern "C" fn main() -> ! {
+    events::settle();
     let exit = match Cli::read() {
         Ok(cli) => obey(cli),
         Err(error) => misunderstood(&error),
@@ -33,7 +42,7 @@ fn main() {
     if let Exit::Reraise(signal) = exit {
         events::die_of(signal);
     }
-    std::process::exit(exit.code().into());
+    std::process::exit(exit.code().into())
 }
 
 fn obey(cli: Cli) -> Exit {

@@ -11,6 +11,7 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Deadlines, Holder, Term};
 use crate::mutant::{self, Mutant};
+use crate::random;
 
 pub struct Duty {
     pub backend: Box<dyn Backend>,
@@ -235,9 +236,8 @@ impl Pause {
     }
 
     async fn next(&mut self) {
-        let mut random = [0u8; 1];
-        let _ = getrandom::fill(&mut random);
-        let jitter = self.0.mul_f64(f64::from(random[0]) / 255.0);
+        let [random] = random::bytes().unwrap_or_default();
+        let jitter = self.0.mul_f64(f64::from(random) / 255.0);
         tokio::time::sleep(self.0 + jitter).await;
         self.0 = (self.0 * 2).min(Duration::from_millis(500));
     }

@@ -7,6 +7,8 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::random;
+
 /// `host.pid.random`: safe in a shell, in `ps`, as a Redis value and as part of a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -61,10 +63,8 @@ impl Identity {
             _ => user.to_string(),
         };
         let pid = std::process::id();
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
         let label: String = host.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(63).collect();
-        let owner = OwnerId(format!("{label}.{pid}.{:016x}", u64::from_be_bytes(random)));
+        let owner = OwnerId(format!("{label}.{pid}.{:016x}", u64::from_be_bytes(random::bytes()?)));
         Ok(Identity { owner, host, pid, user, command: clip(command, LONGEST_COMMAND) })
     }
 

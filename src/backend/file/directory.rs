@@ -15,6 +15,7 @@ use nix::unistd::geteuid;
 use crate::backend::Address;
 use crate::exit::Fault;
 use crate::lock::{LastRun, LockName, OwnerId};
+use crate::random;
 
 pub struct Directory {
     path: PathBuf,
@@ -165,10 +166,8 @@ impl Paths {
 
     /// Writes a file so that others see all of it or the one before.
     pub fn replace(&self, path: &Path, content: &[u8]) -> Result<File> {
+        let temporary = self.side.join(format!("tmp.{:016x}", u64::from_ne_bytes(random::bytes()?)));
         let write = || -> std::io::Result<File> {
-            let mut random = [0u8; 8];
-            getrandom::fill(&mut random)?;
-            let temporary = self.side.join(format!("tmp.{:016x}", u64::from_ne_bytes(random)));
             let mut file = self.options().read(true).write(true).truncate(true).open(&temporary)?;
             // Others tell by this lock whether whoever wrote the file is still there.
             file.lock()?;
