@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::timer::Timer;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -48,6 +49,8 @@ pub struct Guardian {
     lingers: bool,
     /// Told to go: nothing is to be heard of it any more.
     retired: bool,
+    /// Does what is left of its duty then.
+    ends_us: Option<Timer>,
 }
 
 /// The way on which the keeper pushes the deadlines, and nothing else.
@@ -62,7 +65,9 @@ impl Guardian {
         tree::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
-            ForkResult::Parent { child } => Ok(Guardian { link: ours, pid: child, lingers: false, retired: false }),
+            ForkResult::Parent { child } => {
+                Ok(Guardian { link: ours, pid: child, lingers: false, retired: false, ends_us: None })
+            }
             ForkResult::Child => {
                 drop(ours);
                 watch::watch(theirs, plan, manners);
@@ -116,9 +121,21 @@ impl Guardian {
         }
     }
 
+    /// The same while the lock is still ours. Descriptors that keep it held would be the guardian's to let go of, should
+    /// we be stopped before we do; the kernel can see to that as well, by ending us at the lease's end.
+    pub fn retire_early(&mut self, lease: &Lease, end: Instant) {
+        if !lease.descriptors.is_empty() {
+            self.ends_us = watch::die_at(end).ok();
+        }
+        if lease.descriptors.is_empty() || self.ends_us.is_some() {
+            self.retire();
+        }
+    }
+
     /// Sees the guardian off, so that nothing of ours outlives us.
     pub fn dismiss(&mut self) {
         self.retire();
+        self.ends_us = None;
         if self.lingers {
             return;
         }

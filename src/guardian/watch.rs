@@ -301,7 +301,7 @@ impl Watch {
 }
 
 /// Has the kernel kill this process then, unless what is returned is dropped before.
-fn die_at(instant: Instant) -> Result<Timer> {
+pub fn die_at(instant: Instant) -> Result<Timer> {
     let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
     let mut timer = Timer::new(nix::time::ClockId::CLOCK_BOOTTIME, SigEvent::new(kill)).context("timer_create")?;
     timer.set(once_at(instant), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;

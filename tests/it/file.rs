@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 use serde_json::Value;
 
-use crate::support::{Bed, Dlock, FileBed, Log, is_alive, living_with, signal, unique, until};
+use crate::support::{Bed, Dlock, FileBed, Log, children_of, is_alive, living_with, signal, unique, until};
 
 /// flock(1), holding the same file.
 struct Flock(Child);
@@ -92,6 +92,21 @@ fn a_deleted_or_replaced_lock_file_is_a_lost_lock() {
         holder.ended().expect(79).saying("deleted or replaced");
         assert!(bed.dir().exists() == (harm != "gone with all"));
     }
+}
+
+#[test]
+fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
+    let bed = FileBed::new();
+    // Whoever writes into a pipe that nobody reads waits, and so does the release.
+    let stuck = format!("mkfifo {}", bed.lock_file("x").with_extension("d").join("once").display());
+    let holder = bed.dlock().run("x").args(["--once", "k", "--ttl", "13s"]).sh(&stuck).spawn();
+    until("its guardian to have gone", || {
+        let children = children_of(holder.pid());
+        !children.is_empty() && children.into_iter().all(|child| !is_alive(child))
+    });
+    holder.signal(Signal::SIGSTOP);
+    bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
+    assert!(!is_alive(holder.pid()), "stopped, and yet the lock is free?");
 }
 
 #[test]

@@ -19,18 +19,18 @@ use crate::report::Event;
 
 impl Run {
     /// Until no process of the command is left.
-    pub fn supervise(&mut self, deadlines: Option<Deadlines>) -> Result<Course> {
+    pub fn supervise(&mut self, deadlines: &mut Option<Deadlines>) -> Result<Course> {
         let mut course = Course::default();
         let mut timeout = self.job.timeout.map(|limit| clock::now() + limit);
-        let mut backstop = deadlines.map(Deadlines::backstop);
         loop {
             if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
                 return Ok(course);
             }
+            let backstop = deadlines.map(Deadlines::backstop);
             let due = [timeout, backstop].into_iter().flatten().min();
             match self.next(due)? {
                 Happening::Signal(caught) => self.forward(caught, &mut course),
-                Happening::Keeper(News::Renewed(deadlines)) => backstop = Some(deadlines.backstop()),
+                Happening::Keeper(News::Renewed(later)) => *deadlines = Some(later),
                 Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
                 Happening::Guardian(Report::Ended { status }) => course.status = Some(status),
                 Happening::Guardian(Report::NotStarted { errno }) => {

@@ -24,6 +24,9 @@ use crate::report::{Event, Voice};
 use course::Course;
 use waiting::Waited;
 
+/// After this it is left to the lease to run out.
+const LONGEST_RELEASE: Duration = Duration::from_secs(10);
+
 pub fn run(job: Job, voice: Voice) -> Result<Exit> {
     let mut run = Run::prepare(job, voice)?;
     let exit = match run.wait_for_lock() {
@@ -118,13 +121,15 @@ impl Run {
             self.give_up()?;
             return Err(error);
         }
-        let course = self.supervise(Some(deadlines))?;
+        let mut deadlines = Some(deadlines);
+        let course = self.supervise(&mut deadlines)?;
         let last_run = course.last_run(lease, &self.who, started_at, self.job.once.clone());
         let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
         let hold_until = held_on.filter(|_| course.came_to_its_end());
-        // Descriptors that keep the lock held are the guardian's to let go of, should we be stopped before we do.
-        if hold_until.is_none() && lease.descriptors.is_empty() {
-            self.guardian.retire();
+        // What we let go of in time needs nobody else to do it.
+        let end = deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
+        if let Some(end) = end.filter(|_| hold_until.is_none()) {
+            self.guardian.retire_early(lease, end);
         }
         self.tally.held = granted.elapsed();
         self.tally.judge(&course);
@@ -144,7 +149,7 @@ impl Run {
         variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
         variables.extend(outer.slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
         self.guardian.start_without_lease(variables)?;
-        let course = self.supervise(None)?;
+        let course = self.supervise(&mut None)?;
         Ok(course.exit())
     }
 
@@ -164,8 +169,7 @@ impl Run {
 
     /// The keeper's answer to an order to release.
     fn released(&mut self) -> Result<Released> {
-        const LONGEST: Duration = Duration::from_secs(10);
-        let until = clock::now() + LONGEST;
+        let until = clock::now() + LONGEST_RELEASE;
         loop {
             match self.next(Some(until))? {
                 Happening::Keeper(News::Released(released)) => return released,
