@@ -55,6 +55,7 @@ fn a_second_sigterm_starts_kill_after() {
     let mut running = bed.dlock().run("x").args(["-k", "100ms"]).args(log.witness(&["ignore-term"])).spawn();
     log.await_runs(1, 1);
     running.signal(Signal::SIGTERM);
+    running.await_taken(Signal::SIGTERM);
     log.await_beat();
     assert!(!running.has_ended(), "the first is the command's own affair");
     running.signal(Signal::SIGTERM);

@@ -129,6 +129,17 @@ impl Running {
         signal(self.pid(), which);
     }
 
+    /// Until it has read a signal of this kind: before that, a second one would be the same.
+    pub fn await_taken(&self, which: Signal) {
+        let status = format!("/proc/{}/status", self.pid());
+        let pending = || {
+            let status = std::fs::read_to_string(&status).unwrap();
+            let mask = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap().trim();
+            u64::from_str_radix(mask, 16).unwrap() & (1 << (which as i32 - 1)) != 0
+        };
+        until(&format!("{which} to be read"), || !pending());
+    }
+
     /// At once, and its end is waited for.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
