@@ -3,12 +3,15 @@
  *   floor spawn CMD…             start it, wait for it
  *   floor flock FILE CMD…        the same under flock(2)
  *   floor redis PORT KEY CMD…    the same under SET KEY owner NX PX 30000, deleted by a script if still ours
+ *   floor guarded …              any of these with a second process, which outlives this one and owns the command:
+ *                                without one, a lock whose taker is killed is free while its command runs
  *
  * No promise is kept here: nothing is renewed, nobody waits, no process is ended. Linked statically. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <netinet/tcp.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -27,7 +30,10 @@ static void die(const char *what)
     exit(1);
 }
 
-static int run(char **argv)
+static int guarded, link_to_guardian[2];
+static pid_t guardian;
+
+static int spawn(char **argv)
 {
     pid_t pid;
     int status;
@@ -37,6 +43,46 @@ static int run(char **argv)
     if (waitpid(pid, &status, 0) != pid)
         die("waitpid");
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* The second process: told to start the command, it says how that ended. */
+static void fork_guardian(char **argv)
+{
+    int code;
+    char word;
+    if (!guarded)
+        return;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, link_to_guardian))
+        die("socketpair");
+    guardian = fork();
+    if (guardian < 0)
+        die("fork");
+    if (guardian)
+        return;
+    if (read(link_to_guardian[1], &word, 1) == 1) {
+        code = spawn(argv);
+        if (write(link_to_guardian[1], &code, sizeof code) == sizeof code)
+            pause();
+    }
+    _exit(0);
+}
+
+static int run(char **argv)
+{
+    int code;
+    if (!guarded)
+        return spawn(argv);
+    if (write(link_to_guardian[0], "", 1) != 1 || read(link_to_guardian[0], &code, sizeof code) != sizeof code)
+        die("guardian");
+    kill(guardian, SIGKILL);
+    return code;
+}
+
+static int end(int code)
+{
+    if (guarded && waitpid(guardian, NULL, 0) != guardian)
+        die("waitpid");
+    return code;
 }
 
 static void lock_file(const char *path)
@@ -86,6 +132,7 @@ static int run_under_redis(int port, const char *key, char **argv)
 {
     char owner[32];
     snprintf(owner, sizeof owner, "%d", getpid());
+    fork_guardian(argv);
     int server = connect_to(port);
     const char *set[] = {"SET", key, owner, "NX", "PX", "30000", NULL};
     const char *script = "if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end";
@@ -98,14 +145,21 @@ static int run_under_redis(int port, const char *key, char **argv)
 
 int main(int argc, char **argv)
 {
-    if (argc > 2 && !strcmp(argv[1], "spawn"))
-        return run(argv + 2);
+    if (argc > 1 && !strcmp(argv[1], "guarded")) {
+        guarded = 1;
+        argc--, argv++;
+    }
+    if (argc > 2 && !strcmp(argv[1], "spawn")) {
+        fork_guardian(argv + 2);
+        return end(run(argv + 2));
+    }
     if (argc > 3 && !strcmp(argv[1], "flock")) {
+        fork_guardian(argv + 3);
         lock_file(argv[2]);
-        return run(argv + 3);
+        return end(run(argv + 3));
     }
     if (argc > 4 && !strcmp(argv[1], "redis"))
-        return run_under_redis(atoi(argv[2]), argv[3], argv + 4);
+        return end(run_under_redis(atoi(argv[2]), argv[3], argv + 4));
     errno = EINVAL;
-    die("usage: floor spawn|flock FILE|redis PORT KEY, then CMD");
+    die("usage: floor [guarded] spawn|flock FILE|redis PORT KEY, then CMD");
 }

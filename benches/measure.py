@@ -24,8 +24,8 @@ from side_by_side import LOG, ROOT
 class Bench:
     """What the sections have to work with; a server is started when the first of them needs it."""
 
-    def __init__(self, stack, quick, record):
-        self.stack, self.quick, self.record = stack, quick, record
+    def __init__(self, stack, asked):
+        self.stack, self.quick, self.record, self.only = stack, asked.quick, asked.record, asked.on
 
     @cached_property
     def files(self):
@@ -33,7 +33,9 @@ class Bench:
 
     @cached_property
     def backends(self):
-        return [self.files] + [kind(self.stack) for kind in servers.WITH_SERVERS]
+        kinds = [servers.Files, *servers.WITH_SERVERS]
+        wanted = [kind for kind in kinds if not self.only or kind.name in self.only]
+        return [self.files if kind is servers.Files else kind(self.stack) for kind in wanted]
 
 
 SECTIONS = {
@@ -47,10 +49,13 @@ SECTIONS = {
     "callgrind": callgrind.measure,
 }
 
+NAMES = [kind.name for kind in [servers.Files, *servers.WITH_SERVERS]]
+
 
 def arguments():
     parser = argparse.ArgumentParser(prog="benches/run", description="Measures dlock and other tools side by side.")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("--on", action="append", metavar="BACKEND", choices=NAMES, help=f"only on: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="measure less often, to see that it works")
     parser.add_argument("--record", action="store_true", help="keep callgrind's count as the one to compare with")
     parser.add_argument("--publish", action="store_true", help="put the result of a whole run into docs/speed.md")
@@ -58,7 +63,7 @@ def arguments():
     unknown = set(asked.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no such section: {', '.join(unknown)}")
-    if asked.publish and (asked.quick or asked.sections):
+    if asked.publish and (asked.quick or asked.sections or asked.on):
         parser.error("only a whole run is published")
     return asked
 
@@ -69,7 +74,7 @@ def write(asked, facts, tables):
     head += "".join(f"- {name}: {value}\n" for name, value in facts.items())
     text = "\n".join([head] + [table.markdown() for section in tables.values() for table in section])
     data = {name: {table.title: table.data or table.rows for table in section} for name, section in tables.items()}
-    base = ROOT / "target/bench" / "-".join([str(datetime.date.today()), *["quick"] * asked.quick, *asked.sections])
+    base = ROOT / "target/bench" / "-".join([str(datetime.date.today()), *["quick"] * asked.quick, *asked.sections, *(asked.on or [])])
     base.with_suffix(".md").write_text(text)
     base.with_suffix(".json").write_text(json.dumps({"machine": facts, "sections": data}, indent=1) + "\n")
     return text
@@ -90,7 +95,7 @@ def main():
     LOG.unlink(missing_ok=True)
     facts, tables = machine.facts(), {}
     with ExitStack() as stack:
-        bench = Bench(stack, asked.quick, asked.record)
+        bench = Bench(stack, asked)
         for name in asked.sections or SECTIONS:
             print(f"measuring: {name}", file=sys.stderr)
             tables[name] = SECTIONS[name](bench)

@@ -15,7 +15,7 @@ BIN = ROOT / "target/bench/bin"
 LOG = ROOT / "target/bench/tools.log"
 DLOCK = str(ROOT / "target/release/dlock")
 # Nothing of whoever calls us decides how dlock behaves.
-ENV = {name: value for name, value in os.environ.items() if not name.startswith(("DLOCK_", "ETCDCTL_"))}
+ENV = {name: value for name, value in os.environ.items() if not name.startswith(("DLOCK_", "ETCDCTL_", "RUST_"))}
 ENV["ETCDCTL_API"] = "3"
 
 

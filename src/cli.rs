@@ -337,9 +337,7 @@ pub struct FenceArgs {
 impl Cli {
     /// What was typed.
     pub fn read() -> Result<Cli, clap::Error> {
-        let mut words = std::env::args_os().skip(1);
-        let plain = words.next().filter(|verb| verb == "run").and_then(|_| plain::run(words));
-        plain.map_or_else(Cli::try_parse, |args| Ok(Cli { verb: Verb::Run(Box::new(args)) }))
+        plain::read(std::env::args_os().skip(1)).map_or_else(Cli::try_parse, |verb| Ok(Cli { verb }))
     }
 
     pub fn has_verb(word: &str) -> bool {

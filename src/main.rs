@@ -1,6 +1,6 @@
 //! dlock: run a command under a named lock, and never beside another holder of it.
 //!
-//! `main` parses, runs, reports and exits; it is the only place that ends the process.
+//! `start` parses, runs, reports and exits; it is the only place that ends the process.
 #![cfg_attr(not(test), no_main)]
 
 mod backend;
@@ -29,11 +29,11 @@ use crate::report::{Format, Loudness, Voice};
 
 /// Called by the C library. What Rust would do before is a tenth of a millisecond's work, most of it for a message about
 /// overflowing stacks; what we need of it, [`events::settle`] does.
-#[cfg(not(test))]
-#[allow(unsafe_code)]
+#[allow(unsafe_code, clippy::exit)]
 // SAFETY: nothing else in the program has this name.
-#[unsafe(no_mangle)]
-extern "C" fn main() -> ! {
+#[cfg_attr(not(test), unsafe(export_name = "main"))]
+#[cfg_attr(test, allow(dead_code))]
+extern "C" fn start() -> ! {
     events::settle();
     let exit = match Cli::read() {
         Ok(cli) => obey(cli),

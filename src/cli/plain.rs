@@ -1,111 +1,168 @@
-//! `dlock run` as it is mostly typed, understood without clap: to set clap up takes a sixth of the time that a whole run
-//! under flock(1) takes. Options are spelled in full, values stand for themselves; whatever is not as plain as that,
-//! every mistake above all, is left for clap to judge.
+//! `dlock run` and `dlock status` as they are mostly typed, understood without clap: to set clap up takes a sixth of the
+//! time that a whole run under flock(1) takes. Options are spelled in full, values stand for themselves; whatever is not
+//! as plain as that, every mistake above all, is left for clap to judge.
 
 use std::ffi::OsString;
 
-use super::RunArgs;
+use super::{Common, RunArgs, StatusArgs, Verb};
 
-/// The options behind `run`; `None`: ask clap.
-pub fn run(mut words: impl Iterator<Item = OsString>) -> Option<RunArgs> {
-    let (mut args, mut name, mut command) = (RunArgs::default(), None, None);
+/// What was typed behind `dlock`; `None`: ask clap.
+pub fn read(mut words: impl Iterator<Item = OsString>) -> Option<Verb> {
+    match words.next()?.to_str()? {
+        "run" => run(words).map(|args| Verb::Run(Box::new(args))),
+        "status" => status(words).map(Verb::Status),
+        _ => None,
+    }
+}
+
+fn run(mut words: impl Iterator<Item = OsString>) -> Option<RunArgs> {
+    let mut args = RunArgs::default();
+    let mut command = None;
     while let Some(word) = words.next() {
-        let word = word.into_string().ok()?;
         if word == "--" {
-            args.argv = words.by_ref().collect();
-            if args.argv.is_empty() {
-                return None;
-            }
-            break;
-        }
-        if let Some(flag) = flag(&mut args, &word) {
-            if std::mem::replace(flag, true) {
-                return None;
-            }
-            continue;
-        }
-        let (option, value) = match word.split_once('=') {
-            Some((option, value)) if option.starts_with("--") => (option, value.to_owned()),
-            _ => (word.as_str(), words.next()?.into_string().ok().filter(|value| !value.starts_with('-'))?),
-        };
-        let place = match option {
-            "--name" => &mut name,
-            "-c" | "--command" => &mut command,
-            _ => option_of(&mut args, option)?,
-        };
-        if value.is_empty() || place.replace(value).is_some() {
-            return None;
+            command = Some(words.by_ref().collect::<Vec<_>>());
+        } else {
+            option(&mut args, word.to_str()?, &mut words)?;
         }
     }
-    args.name = name?;
-    args.command = command.map(OsString::from);
+    let complete = match &command {
+        Some(argv) => !argv.is_empty() && args.command.is_none(),
+        None => args.command.is_some(),
+    };
     let waits = u8::from(args.no_wait) + u8::from(args.wait.is_some()) + u8::from(args.keep_trying);
-    let at_odds = args.common.verbose && args.common.quiet || args.shared && args.slots.is_some() || waits > 1;
-    (!at_odds && args.command.is_some() == args.argv.is_empty()).then_some(args)
+    let at_odds = args.shared && args.slots.is_some() || waits > 1 || args.common.at_odds();
+    args.argv = command.unwrap_or_default();
+    (complete && !args.name.is_empty() && !at_odds).then_some(args)
 }
 
-fn flag<'a>(args: &'a mut RunArgs, word: &str) -> Option<&'a mut bool> {
-    Some(match word {
-        "-n" | "--no-wait" | "--nb" | "--nonblock" => &mut args.no_wait,
-        "-s" | "--shared" => &mut args.shared,
-        "-q" | "--quiet" => &mut args.common.quiet,
-        "-v" | "--verbose" => &mut args.common.verbose,
-        "--reentrant" => &mut args.reentrant,
-        "--keep-trying" => &mut args.keep_trying,
-        _ => return None,
-    })
+fn status(mut words: impl Iterator<Item = OsString>) -> Option<StatusArgs> {
+    let mut args = StatusArgs::default();
+    while let Some(word) = words.next() {
+        let word = word.into_string().ok()?;
+        if word.is_empty() || word.starts_with('-') {
+            option(&mut args, &word, &mut words)?;
+        } else {
+            args.names.push(word);
+        }
+    }
+    let nothing_to_judge = args.exit_code && args.names.is_empty();
+    (!nothing_to_judge && !args.common.at_odds()).then_some(args)
 }
 
-fn option_of<'a>(args: &'a mut RunArgs, word: &str) -> Option<&'a mut Option<String>> {
-    Some(match word {
-        "-b" | "--backend" => &mut args.common.backend,
-        "--connect-timeout" => &mut args.common.connect_timeout,
-        "--log" => &mut args.common.log,
-        "--ttl" => &mut args.ttl,
-        "-w" | "--wait" => &mut args.wait,
-        "--slots" => &mut args.slots,
-        "--signal" => &mut args.signal,
-        "-k" | "--kill-after" => &mut args.kill_after,
-        "--timeout" => &mut args.timeout,
-        "--on-lost" => &mut args.on_lost,
-        "--leftovers" => &mut args.leftovers,
-        "--hold-at-least" => &mut args.hold_at_least,
-        "--once" => &mut args.once,
-        "-E" | "--conflict-exit-code" => &mut args.conflict_exit_code,
-        "--metrics-file" => &mut args.metrics_file,
-        _ => return None,
-    })
+/// Where what an option says is kept.
+enum Place<'a> {
+    Flag(&'a mut bool),
+    Value(&'a mut Option<String>),
+    Name(&'a mut String),
+    Script(&'a mut Option<OsString>),
+}
+
+trait Options {
+    fn place(&mut self, option: &str) -> Option<Place<'_>>;
+}
+
+/// Reads one option, and its value if it has one. What is said twice, or not at all, is for clap.
+fn option(args: &mut impl Options, word: &str, words: &mut impl Iterator<Item = OsString>) -> Option<()> {
+    let (option, attached) = match word.split_once('=') {
+        Some((option, value)) if option.starts_with("--") => (option, Some(value.to_owned())),
+        _ => (word, None),
+    };
+    let mut value = || {
+        let next = || words.next()?.into_string().ok().filter(|value| !value.starts_with('-'));
+        attached.clone().or_else(next).filter(|value| !value.is_empty())
+    };
+    let first = match args.place(option)? {
+        Place::Flag(flag) => attached.is_none() && !std::mem::replace(flag, true),
+        Place::Value(place) => place.replace(value()?).is_none(),
+        Place::Name(place) => std::mem::replace(place, value()?).is_empty(),
+        Place::Script(place) => place.replace(value()?.into()).is_none(),
+    };
+    first.then_some(())
+}
+
+impl Common {
+    fn at_odds(&self) -> bool {
+        self.verbose && self.quiet
+    }
+}
+
+impl Options for Common {
+    fn place(&mut self, option: &str) -> Option<Place<'_>> {
+        Some(match option {
+            "-b" | "--backend" => Place::Value(&mut self.backend),
+            "--connect-timeout" => Place::Value(&mut self.connect_timeout),
+            "--log" => Place::Value(&mut self.log),
+            "-q" | "--quiet" => Place::Flag(&mut self.quiet),
+            "-v" | "--verbose" => Place::Flag(&mut self.verbose),
+            _ => return None,
+        })
+    }
+}
+
+impl Options for RunArgs {
+    fn place(&mut self, option: &str) -> Option<Place<'_>> {
+        Some(match option {
+            "--name" => Place::Name(&mut self.name),
+            "-c" | "--command" => Place::Script(&mut self.command),
+            "-n" | "--no-wait" | "--nb" | "--nonblock" => Place::Flag(&mut self.no_wait),
+            "-s" | "--shared" => Place::Flag(&mut self.shared),
+            "--reentrant" => Place::Flag(&mut self.reentrant),
+            "--keep-trying" => Place::Flag(&mut self.keep_trying),
+            "--ttl" => Place::Value(&mut self.ttl),
+            "-w" | "--wait" => Place::Value(&mut self.wait),
+            "--slots" => Place::Value(&mut self.slots),
+            "--signal" => Place::Value(&mut self.signal),
+            "-k" | "--kill-after" => Place::Value(&mut self.kill_after),
+            "--timeout" => Place::Value(&mut self.timeout),
+            "--on-lost" => Place::Value(&mut self.on_lost),
+            "--leftovers" => Place::Value(&mut self.leftovers),
+            "--hold-at-least" => Place::Value(&mut self.hold_at_least),
+            "--once" => Place::Value(&mut self.once),
+            "-E" | "--conflict-exit-code" => Place::Value(&mut self.conflict_exit_code),
+            "--metrics-file" => Place::Value(&mut self.metrics_file),
+            _ => return self.common.place(option),
+        })
+    }
+}
+
+impl Options for StatusArgs {
+    fn place(&mut self, option: &str) -> Option<Place<'_>> {
+        Some(match option {
+            "--json" => Place::Flag(&mut self.json),
+            "--exit-code" => Place::Flag(&mut self.exit_code),
+            _ => return self.common.place(option),
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
     use proptest::prelude::*;
 
-    use super::super::{Cli, Verb};
+    use super::super::Cli;
     use super::*;
 
-    fn by_clap(words: &[String]) -> Option<RunArgs> {
-        let typed = ["dlock", "run"].into_iter().chain(words.iter().map(String::as_str));
-        match Cli::try_parse_from(typed).ok()?.verb {
-            Verb::Run(args) => Some(*args),
-            _ => None,
-        }
+    fn by_clap(words: &[String]) -> Option<String> {
+        let typed = ["dlock"].into_iter().chain(words.iter().map(String::as_str));
+        Cli::try_parse_from(typed).ok().map(|cli| format!("{:?}", cli.verb))
     }
 
-    fn plainly(words: &[String]) -> Option<RunArgs> {
-        run(words.iter().map(OsString::from))
+    fn plainly(words: &[String]) -> Option<String> {
+        read(words.iter().map(OsString::from)).map(|verb| format!("{verb:?}"))
     }
 
-    /// Every spelling that clap knows of an option of `run`, and what could be taken for a value or for one.
+    fn owned(words: &[&str]) -> Vec<String> {
+        words.iter().map(|&word| word.to_owned()).collect()
+    }
+
+    /// Every spelling that clap knows of an option, and what could be taken for a value or for one.
     fn vocabulary() -> Vec<String> {
-        use clap::CommandFactory;
-        let mut words: Vec<String> =
-            ["", "x", "-", "--", "---", "-1", "5s", "a=b", "=", "-nq", "-w5s", "--name=", "--na", "run", "-h"]
-                .map(str::to_owned)
-                .into();
+        let mut words = owned(&[
+            "", "x", "y", "-", "--", "---", "-1", "5s", "a=b", "=", "-nq", "-w5s", "--name=", "--na", "run", "-h",
+        ]);
         let dlock = Cli::command();
-        for arg in dlock.find_subcommand("run").unwrap().get_arguments() {
+        for arg in ["run", "status"].iter().flat_map(|verb| dlock.find_subcommand(verb).unwrap().get_arguments()) {
             let long = arg.get_long_and_visible_aliases().unwrap_or_default();
             words.extend(long.iter().flat_map(|long| [format!("--{long}"), format!("--{long}=7")]));
             words.extend(arg.get_short().iter().map(|short| format!("-{short}")));
@@ -114,20 +171,18 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
         fn what_is_understood_is_what_clap_understands(
             before in prop::collection::vec(prop::sample::select(vocabulary()), 0..5),
             behind in prop::collection::vec(prop::sample::select(vocabulary()), 0..3),
         ) {
-            for middle in [&["--name", "x"][..], &[]] {
-                let middle = middle.iter().map(|&word| word.to_owned());
-                let words: Vec<_> =
-                    before.iter().cloned().chain(middle).chain(["--".to_owned()]).chain(behind.clone()).collect();
-                if let Some(args) = plainly(&words) {
-                    let clap = by_clap(&words);
-                    prop_assert_eq!(Some(format!("{args:?}")), clap.map(|args| format!("{args:?}")), "{:?}", words);
+            let lines = [(&["run"][..], &["--"][..]), (&["run", "--name", "x"], &["--"]), (&["run"], &["--name", "x"])];
+            for (begin, middle) in lines.into_iter().chain([(&["status"][..], &[][..])]) {
+                let words = [owned(begin), before.clone(), owned(middle), behind.clone()].concat();
+                if let Some(plain) = plainly(&words) {
+                    prop_assert_eq!(Some(plain), by_clap(&words), "{:?}", words);
                 }
             }
         }
@@ -135,19 +190,19 @@ mod tests {
 
     #[test]
     fn an_option_is_understood_or_left_to_clap_on_purpose() {
-        use clap::CommandFactory;
-        let left = ["config", "explain", "argv", "help"];
-        let dlock = Cli::command();
-        for arg in dlock.find_subcommand("run").unwrap().get_arguments() {
-            let id = arg.get_id().as_str();
-            let long = format!("--{}", arg.get_long().unwrap_or_default());
-            let takes_value = arg.get_action().takes_values();
-            let option = [long].into_iter().chain(takes_value.then(|| "7".to_owned()));
-            let rest = if id == "name" { &[][..] } else { &["--name", "x"][..] };
-            let behind = if id == "command" { &[][..] } else { &["--", "true"] };
-            let rest = rest.iter().chain(behind).map(|&word| word.to_owned());
-            let words: Vec<_> = option.chain(rest).collect();
-            assert_eq!(plainly(&words).is_none(), left.contains(&id), "{words:?}");
+        let left = ["argv", "config", "explain", "help", "names", "watch"];
+        for (verb, rest) in [("run", ["--name", "x", "--", "true"]), ("status", ["x", "y", "z", "u"])] {
+            for arg in Cli::command().find_subcommand(verb).unwrap().get_arguments() {
+                let (id, long) = (arg.get_id().as_str(), format!("--{}", arg.get_long().unwrap_or_default()));
+                let value = if arg.get_action().takes_values() { &["7"][..] } else { &[] };
+                let rest = match id {
+                    "name" => &rest[2..],
+                    "command" => &rest[..2],
+                    _ => &rest,
+                };
+                let words = [owned(&[verb, &long]), owned(value), owned(rest)].concat();
+                assert_eq!(plainly(&words).is_none(), left.contains(&id), "{words:?}");
+            }
         }
     }
 }

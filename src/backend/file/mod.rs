@@ -98,7 +98,6 @@ impl Backend for FileBackend {
         let attempt = self.take(ask).await?;
         Ok(match attempt {
             take::Taken::Ours(claim) => {
-                self.waiting = Waiting::default();
                 let lease = Lease {
                     name: ask.name.clone(),
                     owner: ask.who.owner.clone(),
@@ -118,7 +117,10 @@ impl Backend for FileBackend {
 
     async fn changed(&mut self) -> Result<()> {
         match &self.claim {
-            Some(claim) => self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await,
+            Some(claim) => {
+                self.waiting.is_over();
+                self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await
+            }
             None => self.waiting.for_release().await,
         }
     }
@@ -146,6 +148,7 @@ impl Backend for FileBackend {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let Some(claim) = self.claim.as_mut() else { return Ok(Released::NotOurs) };
+        self.waiting.is_over();
         let ours = claim.displaced()?.is_none();
         if let Some(last_run) = ending.last_run.as_ref().filter(|_| ours) {
             if let Some(key) = last_run.once.as_ref().filter(|_| last_run.succeeded()) {

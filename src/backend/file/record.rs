@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
@@ -95,7 +95,7 @@ impl Record {
     /// locked has to stay the record.
     pub fn hold(&mut self, file: &impl AsFd, until: Instant) -> Result<()> {
         let until_ms = Fixed(millis(clock::wall() + until.remaining()));
-        self.hold = Some(Hold { boot: boot_id(), until_boot_ns: Fixed(until.as_nanos()), until_ms });
+        self.hold = Some(Hold { boot: boot_id().to_owned(), until_boot_ns: Fixed(until.as_nanos()), until_ms });
         let json = serde_json::to_vec(self)?;
         let written = nix::sys::uio::pwrite(file, &json, 0).context("cannot write the holder's record")?;
         ensure!(written == json.len(), "the holder's record was cut off");
@@ -233,8 +233,12 @@ fn path(paths: &Paths, kind: Kind, owner: &OwnerId) -> PathBuf {
     paths.side.join(format!("{}{owner}", prefix(kind)))
 }
 
-pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+/// Of this boot; read once, and by whoever waits before it matters.
+pub fn boot_id() -> &'static str {
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+    });
+    &BOOT
 }
 
 pub fn millis(time: SystemTime) -> u64 {

@@ -27,6 +27,9 @@ pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockStat
         state.mode = first.record.mode;
         state.slots = first.record.mode.slots();
     }
+    // Whoever has just been let in is still on record as waiting, for a moment.
+    let inside: Vec<_> = present.iter().map(|seen| seen.record.who.owner.clone()).collect();
+    let waits = |seen: &Seen| seen.alive && !inside.contains(&seen.record.who.owner);
     let revoked = present.iter().any(|seen| paths.revoke(&seen.record.who.owner).exists());
     state.holders = present.into_iter().map(Seen::into_holder).collect();
     if state.holders.is_empty() {
@@ -37,7 +40,7 @@ pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockStat
         () if state.holders.is_empty() => State::Free,
         () => State::Held,
     };
-    state.waiters = records.waiters.into_iter().filter(|seen| seen.alive).map(Seen::into_waiter).collect();
+    state.waiters = records.waiters.into_iter().filter(waits).map(Seen::into_waiter).collect();
     Ok(state)
 }
 

@@ -33,7 +33,7 @@ pub fn next(paths: &Paths) -> Result<Token> {
     let path = paths.token();
     let mut file = paths.open(&path)?;
     let date = clock::wall().duration_since(UNIX_EPOCH).map_or(0, micros);
-    advance(&mut file, date, &boot_id())
+    advance(&mut file, date, boot_id())
         .map_err(|error| refusal(error, format!("cannot record the fencing token in {}", path.display())))
 }
 

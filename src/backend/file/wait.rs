@@ -82,6 +82,13 @@ impl Waiting {
         Ok(())
     }
 
+    /// The lock is ours. Said only once that is in use already: what it takes to stop waiting need not be waited for.
+    pub fn is_over(&mut self) {
+        if self.record.is_some() {
+            *self = Waiting::default();
+        }
+    }
+
     fn register(&mut self, paths: &Paths, ask: &Ask, inode: u64) -> Result<()> {
         let record = Record {
             who: ask.who.clone(),
@@ -93,6 +100,7 @@ impl Waiting {
             inode,
             hold: None,
         };
+        record::boot_id();
         let file = record.write(paths, Kind::Waiter)?;
         self.record = Some((paths.clone(), record, file));
         Ok(())

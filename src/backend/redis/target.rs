@@ -113,22 +113,22 @@ impl Target {
     }
 
     async fn first_that_answers(&self, patience: Duration) -> Result<Link> {
-        let mut last = Fault::Unreachable.because("the URL names no host");
+        let mut last = None;
         for host in &self.hosts {
             match self.fairly(patience, self.tcp(host)).await {
                 Ok(link) => return Ok(link),
-                Err(error) => last = error,
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        Err(last.unwrap_or_else(|| Fault::Unreachable.because("the URL names no host")))
     }
 
     async fn ask_sentinels(&self, master: &str, patience: Duration) -> Result<String> {
         let question = [command!["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]];
-        let mut last = Fault::Unreachable.because("no sentinel answered");
+        let mut last = None;
         for host in &self.hosts {
             let ask = async { self.tcp(host).await?.call(&question, patience).await };
-            last = match self.fairly(patience, ask).await.as_deref() {
+            last = Some(match self.fairly(patience, ask).await.as_deref() {
                 Ok([Value::Error(error)]) => refusal(error).context(format!("sentinel {host}")),
                 Ok([answer]) => match answer.items() {
                     [ip, port] => {
@@ -138,9 +138,9 @@ impl Target {
                 },
                 Ok(_) => Fault::Unreachable.because(format_args!("sentinel {host} answered nothing")),
                 Err(error) => Fault::of(error).because(format_args!("sentinel {host}: {error:#}")),
-            };
+            });
         }
-        Err(last)
+        Err(last.unwrap_or_else(|| Fault::Unreachable.because("no sentinel answered")))
     }
 
     /// Lets no single host use up the time that all of them have.
