@@ -7,8 +7,10 @@
 
 use std::time::Duration;
 
+use super::Etcd;
 use super::place::RELEASED;
 use super::queue::{Contender, Queue, holds};
+use crate::backend::Ask;
 use crate::clock::{self, Instant};
 use crate::lock::{Mode, Token};
 
@@ -56,5 +58,17 @@ impl Predecessor {
             self.may_live_until = Some(clock::now() + self.ttl);
         }
         self.may_live_until.filter(|until| !until.has_passed())
+    }
+}
+
+impl Etcd {
+    /// While we are next, remembers who holds the lock and how long its lease lasts; says when to look again.
+    pub(super) async fn look_after(&mut self, ask: &Ask, ahead: &[Contender]) -> Option<Instant> {
+        self.predecessor = None;
+        let holder = Predecessor::among(ahead, ask.mode).filter(|_| ask.queue)?;
+        let from = clock::now();
+        let rest = self.members.call(async |mut client| client.lease_time_to_live(holder.lease, None).await).await;
+        let predecessor = Predecessor::new(holder, from, rest.ok().map(|rest| rest.ttl()));
+        Some(self.predecessor.insert(predecessor).next_look(from))
     }
 }
