@@ -19,6 +19,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod watch;
+mod wire;
 
 use std::time::Duration;
 
