@@ -30,7 +30,7 @@ use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, SortOrder,
 use self::keys::{Keys, lease_id};
 use self::members::{Members, no_such_lease};
 use self::place::{Entered, ONCE, Place, announcement};
-use self::predecessor::Predecessor;
+use self::predecessor::{Neighbour, Predecessor};
 use self::queue::{Contender, Queue, holds, other_terms};
 use self::status::Listing;
 use self::watch::{Glimpse, Sight, Watch, in_the_way};
@@ -63,6 +63,8 @@ pub struct Etcd {
     settled: Option<Instant>,
     /// Whoever holds the lock while we are next.
     predecessor: Option<Predecessor>,
+    /// The one directly before us, if it wants the lock for itself alone, as we do, and says when it lets go.
+    neighbour: Option<Neighbour>,
     listing: Listing,
 }
 
@@ -79,6 +81,7 @@ impl Etcd {
             announcement: None,
             settled: None,
             predecessor: None,
+            neighbour: None,
             listing: Listing::default(),
         })
     }
@@ -113,6 +116,7 @@ impl Etcd {
     /// Who is in the way, and until when to wait for a sign of their leaving.
     async fn busy(&mut self, ask: &Ask, place: Place, queue: &Queue, ahead: &[Contender]) -> Result<Busy> {
         if ask.queue {
+            self.neighbour = Neighbour::among(ahead, ask.mode);
             self.watch.turn_to(in_the_way(ask.mode, ahead, &self.keys.queue(&ask.name)), queue);
         } else {
             self.withdraw(ask).await?;
