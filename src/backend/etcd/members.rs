@@ -6,18 +6,20 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use etcd_client::{Certificate, Client, ConnectOptions, Error, Identity, TlsOptions};
+use etcd_client::{Certificate, Channel, Client, ConnectOptions, Error, Identity, TlsOptions};
 use tokio::time::timeout;
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
 use super::watch::{Stream, Watch};
+use super::wire;
 use crate::backend::{Address, Patience, tls};
 use crate::exit::Fault;
 
 pub struct Members {
     endpoints: Vec<String>,
     options: ConnectOptions,
-    tls: bool,
+    tls: Option<TlsOptions>,
     patience: Patience,
     /// Whom to turn to when there is no connection.
     next: usize,
@@ -34,8 +36,11 @@ struct Connection {
 
 impl Members {
     pub fn at(address: &Address, patience: Patience) -> Result<Members> {
-        let tls = address.scheme() == "etcds";
-        let scheme = if tls { "https" } else { "http" };
+        let tls = match address.scheme() {
+            "etcds" => Some(tls_options(address)?),
+            _ => tls::refuse(address).map(|()| None)?,
+        };
+        let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoints: Vec<_> =
             address.hosts().iter().map(|host| format!("{scheme}://{}", host.with_port(2379))).collect();
         if endpoints.is_empty() {
@@ -46,11 +51,6 @@ impl Members {
             (Some(user), password) => options = options.with_user(user, password.unwrap_or_default()),
             (None, Some(_)) => return Err(Fault::Config.because("there is a password for etcd but no user name")),
             (None, None) => {}
-        }
-        if tls {
-            options = options.with_tls(tls_options(address)?);
-        } else {
-            tls::refuse(address)?;
         }
         Ok(Members { endpoints, options, tls, patience, next: 0, answered: false, connection: None })
     }
@@ -94,7 +94,7 @@ impl Members {
     pub async fn ask_each<T>(&self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Vec<(String, Result<T>)> {
         let mut answers = Vec::new();
         for endpoint in &self.endpoints {
-            let attempt = async { ask(Client::connect([endpoint], Some(self.options.clone())).await?).await };
+            let attempt = async { ask(self.open(endpoint).await?).await };
             let answer = match timeout(self.share(), attempt).await {
                 Ok(answer) => answer.map_err(|error| explain(endpoint, &error).1),
                 Err(_) => Err(silence(endpoint, self.share()).1),
@@ -142,15 +142,24 @@ impl Members {
     async fn connect(&mut self) -> Result<Connection, Error> {
         let endpoint = self.endpoints[self.next].clone();
         self.next = (self.next + 1) % self.endpoints.len();
-        let client = Client::connect([&endpoint], Some(self.options.clone())).await?;
+        let client = self.open(&endpoint).await?;
         Ok(Connection { endpoint, client, watch: None })
+    }
+
+    /// Not the library's own `connect`, which puts a balancer between us and a member, even a single one.
+    async fn open(&self, endpoint: &str) -> Result<Client, Error> {
+        let mut endpoint = Endpoint::from_shared(endpoint.to_owned())?;
+        if let Some(tls) = &self.tls {
+            endpoint = endpoint.tls_config(tls.clone())?;
+        }
+        Client::from_channel(Channel::Tonic(wire::channel(&endpoint)), Some(self.options.clone())).await
     }
 
     /// In TLS 1.3 a server looks at our certificate after the handshake is done for us, and the library
     /// keeps the alert to itself: all we see is that a member hangs up before it ever answered.
     fn was_hung_up_on(&self, error: &Error) -> bool {
         let hung_up = |status: &Status| matches!(status.code(), Code::Cancelled | Code::Unknown);
-        self.tls && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
+        self.tls.is_some() && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
     }
 
     /// How long one member may take. A cluster that works at all has a majority alive, so that trying

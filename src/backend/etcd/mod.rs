@@ -19,6 +19,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod watch;
+mod wire;
 
 use std::time::Duration;
 
@@ -29,10 +30,10 @@ use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, SortOrder,
 use self::keys::{Keys, lease_id};
 use self::members::{Members, no_such_lease};
 use self::place::{Entered, ONCE, Place, announcement};
-use self::predecessor::Predecessor;
+use self::predecessor::{Neighbour, Predecessor};
 use self::queue::{Contender, Queue, holds, other_terms};
 use self::status::Listing;
-use self::watch::{Glimpse, Sight, Turned, Watch, in_the_way};
+use self::watch::{Glimpse, Sight, Watch, in_the_way};
 use crate::backend::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
     Revoked,
@@ -44,6 +45,10 @@ use crate::lock::{Holder, LockName, LockState, Mode, OwnerId};
 /// Between two tries to watch.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long a new holder keeps quiet. A command that ends sooner was no trouble to anybody, and one that goes on
+/// is not slowed down in its first moments by what we and the server do beside it. The watch then looks back to the
+/// grant, so nothing is missed.
+const SETTLING: Duration = Duration::from_millis(20);
 /// Of a queue with very many waiters; the library's own limit of 4 MB is reached by some ten thousand.
 const LARGEST_ANSWER: usize = 64 << 20;
 
@@ -54,8 +59,12 @@ pub struct Etcd {
     watch: Watch,
     /// What to tell others when there is time: a waiter that is granted the lock starts its command first.
     announcement: Option<Txn>,
+    /// When there is.
+    settled: Option<Instant>,
     /// Whoever holds the lock while we are next.
     predecessor: Option<Predecessor>,
+    /// The one directly before us, if it wants the lock for itself alone, as we do, and says when it lets go.
+    neighbour: Option<Neighbour>,
     listing: Listing,
 }
 
@@ -70,7 +79,9 @@ impl Etcd {
             place: None,
             watch: Watch::default(),
             announcement: None,
+            settled: None,
             predecessor: None,
+            neighbour: None,
             listing: Listing::default(),
         })
     }
@@ -105,7 +116,8 @@ impl Etcd {
     /// Who is in the way, and until when to wait for a sign of their leaving.
     async fn busy(&mut self, ask: &Ask, place: Place, queue: &Queue, ahead: &[Contender]) -> Result<Busy> {
         if ask.queue {
-            self.watch_for(in_the_way(ask.mode, ahead, &self.keys.queue(&ask.name)), queue);
+            self.neighbour = Neighbour::among(ahead, ask.mode);
+            self.watch.turn_to(in_the_way(ask.mode, ahead, &self.keys.queue(&ask.name)), queue);
         } else {
             self.withdraw(ask).await?;
         }
@@ -115,26 +127,10 @@ impl Etcd {
         Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
     }
 
-    /// While we are next, remembers who holds the lock and how long its lease lasts; says when to look again.
-    async fn look_after(&mut self, ask: &Ask, ahead: &[Contender]) -> Option<Instant> {
-        self.predecessor = None;
-        let holder = Predecessor::among(ahead, ask.mode).filter(|_| ask.queue)?;
-        let from = clock::now();
-        let rest = self.members.call(async |mut client| client.lease_time_to_live(holder.lease, None).await).await;
-        let predecessor = Predecessor::new(holder, from, rest.ok().map(|rest| rest.ttl()));
-        Some(self.predecessor.insert(predecessor).next_look(from))
-    }
-
     /// It is our turn, but the one before us may still be running its command.
     fn in_mourning(&mut self, place: Place, queue: &Queue, me: &Contender, until: Instant) -> Busy {
-        self.watch_for(vec![Sight::end_of(&me.key)], queue);
+        self.watch.turn_to(vec![Sight::end_of(&me.key)], queue);
         Busy { holder: None, ahead: Some(0), ask_again: until.min(place.next_keep_alive()) }
-    }
-
-    fn watch_for(&mut self, sights: Vec<Sight>, seen: &Queue) {
-        if self.watch.turn_to(sights, seen) == Turned::Elsewhere {
-            self.members.end_watch();
-        }
     }
 }
 
@@ -177,7 +173,8 @@ impl Backend for Etcd {
             if slot.is_none() && entered == Entered::Before {
                 self.announcement = Some(announcement(me, &ask.who)?);
             }
-            self.watch_for(vec![Sight::end_of(&me.key), Sight::of(&self.keys.mark(&ask.name, &me.key))], &queue);
+            self.watch.turn_to(vec![Sight::end_of(&me.key), Sight::of(&self.keys.mark(&ask.name, &me.key))], &queue);
+            self.settled = Some(clock::now() + SETTLING);
             let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
             return Ok(Attempt::Granted(Lease { name, owner, token, slot, term: place.term, descriptors: Vec::new() }));
         }
@@ -185,6 +182,13 @@ impl Backend for Etcd {
 
     /// Heals its own connection, with pauses, and never fails: the verbs will tell.
     async fn changed(&mut self) -> Result<()> {
+        if let Some(settled) = self.settled {
+            clock::sleep_until(settled).await;
+            self.settled = None;
+        }
+        if self.watch.has_turned() {
+            self.members.end_watch();
+        }
         if let Some(announcement) = self.announcement.as_ref() {
             let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
             self.announcement.take_if(|_| announced.is_ok());

@@ -41,6 +41,7 @@ impl Etcd {
     /// `once` key is on record, or if we must not wait and would have to.
     pub(super) async fn enter(&mut self, ask: &Ask) -> Result<(Queue, Entered)> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
+        self.neighbour = None;
         let kept = self.grant(lease, ask.ttl).await?;
         let key = self.keys.contender(&ask.name, lease);
         let card = Card::new(ask.mode, ask.ttl).to_json(&ask.who);
@@ -75,17 +76,21 @@ impl Etcd {
     pub(super) async fn look_again(&mut self, ask: &Ask) -> Result<Option<Queue>> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
         let Some(mut place) = self.place.take().filter(|place| place.lease == lease) else { return Ok(None) };
+        let own = self.keys.contender(&ask.name, lease);
         let mut kept = None;
         if place.next_keep_alive().has_passed() {
             kept = self.keep_alive(lease).await?;
             if kept.is_none() {
                 return Ok(None);
             }
+        } else if let Some(queue) = self.left_to_us(ask, &own).await? {
+            self.place = Some(place);
+            return Ok(Some(queue));
         }
         // Slots may have been taken behind us.
         let as_far_as_us = place.created.filter(|_| !matches!(ask.mode, Mode::Slots(_)));
         let queue = Queue::read(&self.transact(Txn::new().and_then(self.look(ask, as_far_as_us))).await?)?;
-        if queue.find(&self.keys.contender(&ask.name, lease)).is_none() {
+        if queue.find(&own).is_none() {
             return Ok(None);
         }
         if let Some(kept) = kept {

@@ -7,8 +7,13 @@
 
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
+use etcd_client::{Txn, TxnOp};
+
+use super::Etcd;
 use super::place::RELEASED;
-use super::queue::{Contender, Queue, holds};
+use super::queue::{Contender, Queue, holds, ranges};
+use crate::backend::Ask;
 use crate::clock::{self, Instant};
 use crate::lock::{Mode, Token};
 
@@ -56,5 +61,51 @@ impl Predecessor {
             self.may_live_until = Some(clock::now() + self.ttl);
         }
         self.may_live_until.filter(|until| !until.has_passed())
+    }
+}
+
+/// Who is directly before us. Nobody can come between, so once it has held the lock for itself alone and let go,
+/// nobody is left before us.
+pub struct Neighbour {
+    key: Vec<u8>,
+    created: i64,
+}
+
+impl Neighbour {
+    pub fn among(ahead: &[Contender], mode: Mode) -> Option<Neighbour> {
+        let last = ahead.last().filter(|last| !last.is_foreign() && last.mode() == Mode::Exclusive)?;
+        (mode == Mode::Exclusive).then(|| Neighbour { key: last.key.clone(), created: last.created })
+    }
+}
+
+impl Etcd {
+    /// The queue as far as us, if our neighbour has left it to us. A few keys tell, however long the queue is, of
+    /// which the server would read all to find the little that we need. `None` says nothing.
+    pub(super) async fn left_to_us(&mut self, ask: &Ask, own: &str) -> Result<Option<Queue>> {
+        let Some(neighbour) = self.neighbour.take() else { return Ok(None) };
+        let released = self.keys.released(&ask.name);
+        let keys = [own.as_bytes(), &neighbour.key, released.as_bytes()].map(<[u8]>::to_vec);
+        let once = self.once_key(ask).map(String::into_bytes);
+        let look: Vec<_> = keys.into_iter().chain(once).map(|key| TxnOp::get(key, None)).collect();
+        let answer = self.transact(Txn::new().and_then(look)).await?;
+        let mut ranges: Vec<_> = ranges(&answer).collect();
+        ensure!(ranges.len() >= 3, "etcd answered without what was asked for");
+        // One that let go may keep its key for a while all the same.
+        let is_gone = ranges.remove(1).kvs().is_empty();
+        let queue = Queue::from_ranges(&answer, ranges.into_iter())?;
+        let released = queue.beside(RELEASED).and_then(|token| token.parse::<i64>().ok());
+        // Its very token: one of a slot, which somebody took meanwhile, may be greater and say nothing.
+        let has_held = released == Some(neighbour.created);
+        Ok((is_gone && has_held && queue.find(own).is_some()).then_some(queue))
+    }
+
+    /// While we are next, remembers who holds the lock and how long its lease lasts; says when to look again.
+    pub(super) async fn look_after(&mut self, ask: &Ask, ahead: &[Contender]) -> Option<Instant> {
+        self.predecessor = None;
+        let holder = Predecessor::among(ahead, ask.mode).filter(|_| ask.queue)?;
+        let from = clock::now();
+        let rest = self.members.call(async |mut client| client.lease_time_to_live(holder.lease, None).await).await;
+        let predecessor = Predecessor::new(holder, from, rest.ok().map(|rest| rest.ttl()));
+        Some(self.predecessor.insert(predecessor).next_look(from))
     }
 }

@@ -54,6 +54,8 @@ pub struct Watch {
     sights: Vec<Sight>,
     /// The first revision not seen yet.
     from: i64,
+    /// The stream that is open looks at something else.
+    turned: bool,
 }
 
 impl Watch {
@@ -62,14 +64,16 @@ impl Watch {
         self.sights.is_empty()
     }
 
-    /// Looks at these from now on; says whether an open stream has to be replaced for it.
-    pub fn turn_to(&mut self, sights: Vec<Sight>, seen: &Queue) -> Turned {
+    /// Looks at these from now on.
+    pub fn turn_to(&mut self, sights: Vec<Sight>, seen: &Queue) {
         self.from = seen.revision + 1;
-        if self.sights == sights {
-            return Turned::SameAsBefore;
-        }
+        self.turned |= self.sights != sights;
         self.sights = sights;
-        Turned::Elsewhere
+    }
+
+    /// Whether an open stream has to be replaced, which this takes as done.
+    pub fn has_turned(&mut self) -> bool {
+        std::mem::take(&mut self.turned)
     }
 
     pub async fn open(&self, mut client: Client) -> Result<Stream, Error> {
@@ -93,12 +97,6 @@ impl Watch {
     pub fn seen_until(&mut self, revision: i64) {
         self.from = self.from.max(revision + 1);
     }
-}
-
-#[derive(PartialEq, Eq)]
-pub enum Turned {
-    SameAsBefore,
-    Elsewhere,
 }
 
 pub struct Stream(WatchStream);

@@ -1,14 +1,14 @@
-//! Getting into the queue and to its head.
+//! Getting to the head of the queue.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::queue::{Contender, Queue};
 use super::record::{Record, Slot};
 use super::reply::{self, Refusal, Stat};
-use super::request::{ANY_VERSION, Kind, Request};
-use super::{Place, ZooKeeper, operate, refusal, token};
+use super::request::{Kind, Request};
+use super::{ZooKeeper, operate, refusal, token};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
 use crate::lock::{Holder, LockName, Mode};
@@ -16,6 +16,9 @@ use crate::lock::{Holder, LockName, Mode};
 /// How soon to look again for a slot that nobody should have: its holder lost its node, and has the slot
 /// for as long as its session lives.
 const SOON: Duration = Duration::from_millis(250);
+/// How long a new holder keeps quiet. A command that ends sooner was no trouble to anybody, and one that goes on is not
+/// slowed down in its first moments by what we and the server do beside it.
+const SETTLING: Duration = Duration::from_millis(20);
 
 impl ZooKeeper {
     pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -38,99 +41,6 @@ impl ZooKeeper {
         if queue.holds(position) { self.grant(ask).await } else { self.wait(ask, &queue, position, held_until).await }
     }
 
-    /// Finds or takes our place, and reads the queue that it is in, after a transaction on this connection.
-    async fn take_place(&mut self, ask: &Ask) -> Result<Queue> {
-        let dir = self.lock_path(&ask.name);
-        // More than once, since our node and the container above it may be deleted while we look.
-        for _ in 0..4 {
-            if let Some(queue) = self.keep_place(&dir).await? {
-                return Ok(queue);
-            }
-            if self.asked && self.find_place(ask, &dir).await? {
-                continue;
-            }
-            if let Some(queue) = self.create_place(ask, &dir).await? {
-                return Ok(queue);
-            }
-        }
-        bail!("{dir} is deleted again and again")
-    }
-
-    async fn keep_place(&mut self, dir: &str) -> Result<Option<Queue>> {
-        let Some(place) = &self.place else { return Ok(None) };
-        let session = self.ensemble.session()?;
-        if place.session != session.id {
-            self.place = None;
-            return Ok(None);
-        }
-        if !session.is_proven() {
-            let check = Request::multi(&[Request::check(&place.path)]);
-            let committed = self.ensemble.call_one(check).await?;
-            let committed = committed.map_err(|why| refusal(why, "cannot keep our place"))?;
-            match reply::multi_refusal(&committed)? {
-                None => self.ensemble.prove(),
-                Some((_, Refusal::NoNode)) => self.place = None,
-                Some((_, why)) => return Err(refusal(why, "cannot keep our place")),
-            }
-        }
-        let queue = Queue::new(&self.children(dir).await?);
-        if self.place.as_ref().is_some_and(|place| queue.position(&place.node).is_some()) {
-            return Ok(Some(queue));
-        }
-        self.place = None;
-        Ok(None)
-    }
-
-    /// Looks for the place that a request without an answer may have taken.
-    async fn find_place(&mut self, ask: &Ask, dir: &str) -> Result<bool> {
-        let queue = Queue::new(&self.children(dir).await?);
-        let Some(contender) = queue.place_of(&self.spelling.stem(&ask.who.owner), false) else { return Ok(false) };
-        let path = format!("{dir}/{}", contender.name);
-        let Ok(answer) = self.ensemble.call_one(Request::get_data(&path, false)).await? else { return Ok(false) };
-        let (data, stat) = reply::read_data(&answer)?;
-        let session = self.ensemble.session()?;
-        match Record::from_bytes(&data) {
-            Some(record) if stat.ephemeral_owner == session.id => {
-                let place = Place::new(dir, contender.name.clone(), stat, record);
-                self.place = Some(place);
-                Ok(true)
-            }
-            // Of a session that we have given up: it would only stand in our own way.
-            _ => {
-                let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;
-                Ok(false)
-            }
-        }
-    }
-
-    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Queue>> {
-        let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
-        let record = Record::new(&ask.who, self.ensemble.session()?.ttl);
-        let path = format!("{dir}/{prefix}");
-        let create = Request::create(&path, &record.to_bytes(), self.acl(), Kind::EphemeralSequential);
-        self.asked = true;
-        let answers = self.ensemble.call(&[create, Request::get_children(dir)]).await?;
-        match &answers[..] {
-            [Ok(created), Ok(children)] => {
-                let (path, stat) = reply::read_created(created)?;
-                let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
-                let node = node.context("a node is made where it was asked for")?.to_owned();
-                let place = Place::new(dir, node, stat, record);
-                self.clock = Some(place.clock);
-                self.place = Some(place);
-                self.ensemble.prove();
-                let queue = Queue::new(&reply::read_children(children)?);
-                Ok(self.place.as_ref().and_then(|place| queue.position(&place.node)).map(|_| queue))
-            }
-            [Err(Refusal::NoNode), _] => {
-                self.make(dir, Kind::Container).await?;
-                Ok(None)
-            }
-            [Err(why), _] | [_, Err(why)] => Err(refusal(*why, format_args!("cannot take a place in {dir}"))),
-            _ => bail!("two answers to two requests"),
-        }
-    }
-
     async fn grant(&mut self, ask: &Ask) -> Result<Attempt> {
         if let Mode::Slots(slots) = ask.mode
             && self.place.as_ref().is_some_and(|place| place.record.slot.is_none())
@@ -144,8 +54,7 @@ impl ZooKeeper {
                 return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again: clock::now() + SOON }));
             }
         }
-        let place = self.place.as_mut().context("we have a place")?;
-        let mut requests = Vec::new();
+        let place = self.place.as_ref().context("we have a place")?;
         // Whoever holds alone since another let go needs no mark: the date of that release tells.
         let marks = place.record.acquired_ms.is_none()
             && match ask.mode {
@@ -153,28 +62,11 @@ impl ZooKeeper {
                 Mode::Shared => place.waited,
                 Mode::Slots(_) => true,
             };
-        if marks {
-            place.record.acquire_now();
-            requests.push(Request::set_data(&place.path, &place.record.to_bytes(), place.version));
-        }
-        requests.push(Request::get_data(&place.path, true));
-        let path = place.path.clone();
-        requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
-        let answers = self.ensemble.call(&requests).await?;
-        let ours = &answers[usize::from(marks)];
-        if ask.once.is_some() && answers.last().is_some_and(Result::is_ok) {
+        if !marks && ask.once.is_none() {
+            self.settled = Some(clock::now() + SETTLING);
+        } else if !self.watch_place(ask, marks).await? {
             self.leave().await?;
             return Ok(Attempt::AlreadyRan);
-        }
-        let ours = ours.as_ref().map_err(|why| refusal(*why, format_args!("cannot watch {path}")))?;
-        let (_, stat) = reply::read_data(ours)?;
-        let place = self.place.as_mut().context("we have a place")?;
-        if marks && let Ok(marked) = &answers[0] {
-            place.version = reply::read_stat(marked)?.version;
-        }
-        if stat.version != place.version {
-            // An operator was here before the watch: the next renewal tells.
-            self.ensemble.poke();
         }
         let place = self.place.as_ref().context("we have a place")?;
         Ok(Attempt::Granted(Lease {
@@ -185,6 +77,47 @@ impl ZooKeeper {
             term: self.term()?,
             descriptors: Vec::new(),
         }))
+    }
+
+    /// Watches our node, after noting down in it that we hold the lock if it `marks` that. False if the `once` key is
+    /// on record.
+    async fn watch_place(&mut self, ask: &Ask, marks: bool) -> Result<bool> {
+        let place = self.place.as_mut().context("we have a place")?;
+        let mut requests = Vec::new();
+        if marks {
+            place.record.acquire_now();
+            requests.push(Request::set_data(&place.path, &place.record.to_bytes(), place.version));
+        }
+        requests.push(Request::get_data(&place.path, true));
+        let path = place.path.clone();
+        requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
+        let answers = self.ensemble.call(&requests).await?;
+        if ask.once.is_some() && answers.last().is_some_and(Result::is_ok) {
+            return Ok(false);
+        }
+        let place = self.place.as_mut().context("we have a place")?;
+        if marks && let Ok(marked) = &answers[0] {
+            place.version = reply::read_stat(marked)?.version;
+        }
+        let ours = answers[usize::from(marks)].as_ref();
+        let ours = ours.map_err(|why| refusal(*why, format_args!("cannot watch {path}")))?;
+        if !place.is_as_written(ours)? {
+            // An operator was here before the watch: the next renewal tells.
+            self.ensemble.poke();
+        }
+        Ok(true)
+    }
+
+    /// Watches our node once there is time for it: a new holder starts its command first. What happened to it
+    /// meanwhile shows in the answer.
+    pub(super) async fn settle(&mut self) -> Result<()> {
+        let Some(settled) = self.settled else { return Ok(()) };
+        clock::sleep_until(settled).await;
+        self.settled = None;
+        match &self.place {
+            Some(place) => self.ensemble.say(Request::get_data(&place.path, true)).await,
+            None => Ok(()),
+        }
     }
 
     /// Takes the lowest free slot; `None` if none is free.
@@ -263,6 +196,8 @@ impl ZooKeeper {
         let ask_again = held_until.map_or(ask_again, |end| end.min(ask_again));
         if ask.queue {
             self.place.as_mut().context("we have a place")?.waited = true;
+            // Whoever lets go before us leaves its record.
+            self.ran_before = true;
         } else {
             self.leave().await?;
         }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::Link;
+use super::link::{Change, Link};
 use super::reply::{Answer, Refusal};
 use super::request::Request;
 use crate::backend::address::Host;
@@ -178,7 +178,7 @@ impl Ensemble {
 
     /// Whether requests can go out on a connection that is not due to be renewed.
     pub fn is_fresh(&self) -> bool {
-        let recent = |session: &Session| session.proven.elapsed() < session.ttl / 4;
+        let recent = |session: &Session| session.proven.elapsed() < session.ttl / 3;
         self.link.is_some() && self.session.as_ref().is_some_and(recent)
     }
 
@@ -216,15 +216,23 @@ impl Ensemble {
         self.call(&[request]).await?.pop().context("one request has one answer")
     }
 
-    /// Returns when a watch fires, and once when the connection breaks; never while there is none.
-    pub async fn changed(&mut self) {
+    /// Sends a request whose answer is [`changed`](Self::changed)'s to give.
+    pub async fn say(&mut self, request: Request) -> Result<()> {
+        let mut link = self.link.take().context("no connection is open").context(Fault::Unreachable)?;
+        within(self.patience.attempt, link.say(request)).await?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Returns when a watch fires or something said is answered, and once when the connection breaks; never while
+    /// there is none.
+    pub async fn changed(&mut self) -> Change {
         match &mut self.link {
             None => std::future::pending().await,
-            Some(link) => {
-                if link.notification().await.is_err() {
-                    self.link = None;
-                }
-            }
+            Some(link) => link.change().await.unwrap_or_else(|_| {
+                self.link = None;
+                Change::Notification
+            }),
         }
     }
 
@@ -239,7 +247,7 @@ impl Ensemble {
     /// on for a ttl, that would harm nobody.
     pub async fn part(&mut self) {
         self.session = None;
-        if let Some(link) = self.link.take() {
+        if let Some(mut link) = self.link.take() {
             let _ = within(self.patience.attempt, link.say(Request::close_session())).await;
         }
     }

@@ -30,6 +30,17 @@ pub struct Link {
     pub seen: i64,
     /// A watch has fired since this was last set to false.
     pub notified: bool,
+    /// How many requests were sent whose answers nobody waits for. They come before those of later requests.
+    owed: usize,
+    /// The latest of these answers, until somebody asks for it.
+    said: Option<Answer>,
+}
+
+/// What a server tells without being asked just then.
+pub enum Change {
+    Notification,
+    /// To what was said before.
+    Answer(Answer),
 }
 
 const PORT: u16 = 2181;
@@ -52,7 +63,7 @@ impl Link {
                 Box::new(stream.map_err(unreachable).with_context(|| at.clone())?)
             }
         };
-        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false })
+        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false, owed: 0, said: None })
     }
 
     pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
@@ -75,33 +86,47 @@ impl Link {
         self.send(&frames).await?;
         let mut answers = Vec::with_capacity(requests.len());
         while answers.len() < requests.len() {
-            match Frame::read(&self.frame().await?)? {
-                Frame::Notification => self.notified = true,
-                Frame::Reply { zxid, answer } => {
-                    self.seen = self.seen.max(zxid);
-                    answers.push(answer);
-                }
-            }
+            answers.extend(self.answer().await?);
         }
         Ok(answers)
     }
 
-    /// Sends a request whose answer nobody waits for: the last one.
-    pub async fn say(mut self, request: Request) -> Result<()> {
+    /// Sends a request whose answer nobody waits for.
+    pub async fn say(&mut self, request: Request) -> Result<()> {
         let mut frame = Vec::new();
-        request.write_to(&mut frame, self.xid.wrapping_add(1) & i32::MAX);
+        self.xid = self.xid.wrapping_add(1) & i32::MAX;
+        request.write_to(&mut frame, self.xid);
+        self.owed += 1;
         self.send(&frame).await
     }
 
-    /// Returns when a watch has fired. May be dropped and called again.
-    pub async fn notification(&mut self) -> Result<()> {
-        while !self.notified {
-            if let Frame::Notification = Frame::read(&self.frame().await?)? {
-                self.notified = true;
+    /// Returns when a watch has fired, or something said is answered. May be dropped and called again.
+    pub async fn change(&mut self) -> Result<Change> {
+        loop {
+            if std::mem::take(&mut self.notified) {
+                return Ok(Change::Notification);
+            }
+            if let Some(answer) = self.said.take() {
+                return Ok(Change::Answer(answer));
+            }
+            self.answer().await?;
+        }
+    }
+
+    /// Takes the next frame: an answer that is waited for, or something to keep in mind.
+    async fn answer(&mut self) -> Result<Option<Answer>> {
+        match Frame::read(&self.frame().await?)? {
+            Frame::Notification => self.notified = true,
+            Frame::Reply { zxid, answer } => {
+                self.seen = self.seen.max(zxid);
+                if self.owed == 0 {
+                    return Ok(Some(answer));
+                }
+                self.owed -= 1;
+                self.said = Some(answer);
             }
         }
-        self.notified = false;
-        Ok(())
+        Ok(None)
     }
 
     async fn send(&mut self, bytes: &[u8]) -> Result<()> {

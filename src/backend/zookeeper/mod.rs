@@ -23,6 +23,7 @@ mod examine;
 mod hold;
 mod link;
 mod operate;
+mod place;
 mod queue;
 mod record;
 mod release;
@@ -39,13 +40,16 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use self::ensemble::{Ensemble, SessionExpired};
+use self::link::Change;
+use self::place::Place;
 use self::queue::Spelling;
-use self::record::{Record, ServerClock};
-use self::reply::{Answer, Refusal, Stat};
+use self::record::ServerClock;
+use self::reply::{Answer, Refusal};
 use self::request::{Acl, Kind, Request};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
+use crate::clock::Instant;
 use crate::exit::Fault;
 use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
 
@@ -61,23 +65,12 @@ pub struct ZooKeeper {
     asked: bool,
     /// As of the last place that was taken.
     clock: Option<ServerClock>,
+    /// Whether there is a node yet for how the last run ended, as far as we know.
+    ran_before: bool,
+    /// When to watch the node by which we hold the lock; `None` if that is done.
+    settled: Option<Instant>,
     /// What of a list of all locks is still to come.
     listing: std::vec::IntoIter<LockName>,
-}
-
-/// Our node among the contenders.
-struct Place {
-    path: String,
-    node: String,
-    /// Whose ephemeral node it is.
-    session: i64,
-    czxid: i64,
-    /// Of the data that we wrote; another one is an operator's.
-    version: i32,
-    record: Record,
-    clock: ServerClock,
-    /// We were told to wait, so that the node's age is not the age of the grant.
-    waited: bool,
 }
 
 pub const PARAMETERS: &[&str] = &["recipe"];
@@ -109,6 +102,8 @@ impl ZooKeeper {
             place: None,
             asked: false,
             clock: None,
+            ran_before: true,
+            settled: None,
             listing: Vec::new().into_iter(),
         })
     }
@@ -189,18 +184,6 @@ impl ZooKeeper {
     }
 }
 
-impl Place {
-    fn new(dir: &str, node: String, stat: Stat, record: Record) -> Place {
-        let Stat { czxid, ctime, version, ephemeral_owner: session, .. } = stat;
-        let clock = ServerClock { date: ctime, read: crate::clock::now() };
-        Place { path: format!("{dir}/{node}"), node, session, czxid, version, record, clock, waited: false }
-    }
-
-    fn token(&self) -> Token {
-        self.record.slot.map_or_else(|| token(self.czxid), |slot| slot.token)
-    }
-}
-
 fn token(czxid: i64) -> Token {
     Token(u64::try_from(czxid).unwrap_or(0))
 }
@@ -229,8 +212,14 @@ impl Backend for ZooKeeper {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        self.ensemble.changed().await;
-        Ok(())
+        // Should this fail, the next renewal tells.
+        let _ = self.settle().await;
+        loop {
+            match (self.ensemble.changed().await, &self.place) {
+                (Change::Answer(Ok(ours)), Some(place)) if place.is_as_written(&ours)? => {}
+                _ => return Ok(()),
+            }
+        }
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {

@@ -30,6 +30,8 @@ struct Plan<'a> {
     /// Most servers are not told to have nodes that expire. There the hold stays until a dlock passes it.
     expiring: bool,
     slot: bool,
+    /// There is a node for the record of the run. If there is none, one is made in the same step.
+    ran_before: bool,
 }
 
 impl ZooKeeper {
@@ -45,6 +47,7 @@ impl ZooKeeper {
             hold: ending.hold_until.map(|until| until.remaining()).filter(|left| !left.is_zero()),
             expiring: true,
             slot: place.record.slot.is_some(),
+            ran_before: self.ran_before,
         };
         loop {
             let place = self.place.as_ref().context("we have a place")?;
@@ -56,7 +59,10 @@ impl ZooKeeper {
                 None => break,
                 Some((Part::Place, Refusal::NoNode)) => return self.was_released(lease).await,
                 Some((Part::Slot, Refusal::NoNode)) => plan.slot = false,
+                Some((Part::LastRun, Refusal::NoNode)) if plan.ran_before => plan.ran_before = false,
+                Some((Part::LastRun, Refusal::NodeExists)) => plan.ran_before = true,
                 Some((Part::LastRun, Refusal::NoNode)) => {
+                    plan.ran_before = true;
                     let meta = self.meta_path(&lease.name);
                     self.make(&meta, Kind::Persistent).await?;
                 }
@@ -87,7 +93,12 @@ impl ZooKeeper {
             parts.extend(slot.as_ref().map(|slot| (Part::Slot, keep(slot))));
         }
         if let Some(last_run) = plan.last_run.map(LastRun::to_json) {
-            parts.push((Part::LastRun, Request::set_data(&self.meta_path(name), last_run.as_bytes(), ANY_VERSION)));
+            let (meta, last_run) = (self.meta_path(name), last_run.as_bytes());
+            let note = match plan.ran_before {
+                true => Request::set_data(&meta, last_run, ANY_VERSION),
+                false => Request::create(&meta, last_run, self.acl(), Kind::Persistent),
+            };
+            parts.push((Part::LastRun, note));
         }
         if let Some(key) = plan.once {
             parts.push((Part::Once, Request::create(&self.once_path(name, key), b"", self.acl(), Kind::Persistent)));

@@ -126,6 +126,8 @@ impl Run {
         let last_run = course.last_run(lease, &self.who, started_at, self.job.once.clone());
         let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
         let hold_until = held_on.filter(|_| course.came_to_its_end());
+        // Before anything else: somebody may be waiting for it.
+        self.keeper.release(Ending { last_run: Some(last_run), hold_until });
         // What we let go of in time needs nobody else to do it.
         let end = deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
         if let Some(end) = end.filter(|_| hold_until.is_none()) {
@@ -133,7 +135,7 @@ impl Run {
         }
         self.tally.held = granted.elapsed();
         self.tally.judge(&course);
-        let released = self.release(Ending { last_run: Some(last_run), hold_until }, &course)?;
+        let released = self.see_released(&course)?;
         if hold_until.is_some() {
             self.guardian.linger(lease);
         }
@@ -154,8 +156,7 @@ impl Run {
     }
 
     /// Whatever the answer, the command has ended: a release that fails only leaves the lease to run out.
-    fn release(&mut self, ending: Ending, course: &Course) -> Result<Released> {
-        self.keeper.release(ending);
+    fn see_released(&mut self, course: &Course) -> Result<Released> {
         let released = self.released();
         let event = match &released {
             Ok(Released::NotOurs) if course.is_lost() => return Ok(Released::NotOurs),

@@ -2,6 +2,7 @@
 //! lease that ends between two requests.
 
 mod leader;
+mod neighbour;
 mod server;
 
 use std::time::Duration;

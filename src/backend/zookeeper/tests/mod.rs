@@ -1,6 +1,7 @@
 //! What only shows from inside: answers that got lost, leases taken over, sessions that ended. Against a
 //! real server; everything a user can see is tested through the binary.
 
+mod holding;
 mod listing;
 
 use std::io::{Read, Write};

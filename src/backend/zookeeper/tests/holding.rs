@@ -1,0 +1,56 @@
+//! The first moments of a holder, and the record that it leaves.
+
+use super::*;
+
+async fn is_done(client: &mut ZooKeeper, request: Request) -> bool {
+    client.ensemble.call_one(request).await.unwrap().is_ok()
+}
+
+#[tokio::test]
+async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_granted() {
+    let server = Server::shared();
+    // Nobody has used this prefix: what the records lie in is missing too.
+    let (mut client, mut other) = (server.client_under("recorded"), server.client_under("recorded"));
+    let first = ask("job", Mode::Exclusive);
+    let record = "/recorded-meta/job";
+    other.visit().await.unwrap();
+    let make = || Request::create(record, b"", Acl::Anyone, Kind::Persistent);
+    let take_away = || Request::delete(record, request::ANY_VERSION);
+    let cases = [(None, None), (None, Some(take_away())), (Some(take_away()), Some(make())), (Some(take_away()), None)];
+    for (before, meanwhile) in cases {
+        if let Some(before) = before {
+            assert!(is_done(&mut other, before).await);
+        }
+        let lease = granted(client.try_acquire(&first).await.unwrap());
+        if let Some(meanwhile) = meanwhile {
+            assert!(is_done(&mut other, meanwhile).await);
+        }
+        let ending = ending(&lease);
+        assert_eq!(client.release(&lease, &ending).await.unwrap(), Released::Done);
+        assert_eq!(other.look(&first.name).await.unwrap().state(&first.name).last_run, ending.last_run);
+    }
+}
+
+#[tokio::test]
+async fn a_new_holder_hears_of_changes_after_its_first_moments_and_of_nothing_else() {
+    let server = Server::shared();
+    let (mut client, mut operator) = (server.client(), server.client());
+    let ask = ask("settled", Mode::Exclusive);
+    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    client.settle().await.unwrap();
+    let looks = async {
+        for _ in 0..10 {
+            operator.inspect(&ask.name).await.unwrap();
+        }
+        operator.inspect(&ask.name).await.unwrap().holders[0].clone()
+    };
+    let holder = tokio::select! {
+        biased;
+        _ = client.changed() => panic!("nothing has changed"),
+        holder = looks => holder,
+    };
+    let safely = Revoke::Safely { reason: "maintenance".into() };
+    assert_eq!(operator.revoke(&ask.name, &holder, &safely).await.unwrap(), Revoked::Marked);
+    hinted(&mut client).await;
+    assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Revoked(_)));
+}
