@@ -28,9 +28,8 @@ def row_of(backend, waiters):
 
 
 def measure(bench):
-    able = [backend for backend in bench.backends if backend.name != "redlock"]
     rows = []
-    for backend in able:
+    for backend in bench.backends:
         try:
             rows.append(row_of(backend, WAITERS // (20 if bench.quick else 1)))
         except Failed as failure:
@@ -39,7 +38,5 @@ def measure(bench):
         "dlock and its guardian together; what they share with each other and with the other waiters is counted by "
         f"share. Whoever has not had it after {TOO_LONG} s is left out. All waiters are on this machine, beside the "
         "server: the time until all of them wait is mostly that of starting their processes.",
-        "Redlock is left out: without a queue, all waiters ask all nodes at every release. The hand-overs show what "
-        "becomes of 256.",
     ]
     return [Table("A crowd of waiters", rows, notes)]

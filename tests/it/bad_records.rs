@@ -146,7 +146,7 @@ fn nonsense_on_so_many_nodes_of_a_redlock(bad: usize) {
         still_held(&bed, "x", &log);
     }
     for node in &nodes {
-        for part in ["last", "held", "token", "details", "places", &own_note] {
+        for part in ["last", "held", "taken", "token", "details", "queue", "places", &own_note] {
             make_a_list(node, &format!("{{dlock:x}}:{part}"));
         }
     }

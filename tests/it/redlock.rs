@@ -1,9 +1,12 @@
 //! Redlock on real nodes: majorities that come and go, redlock-py on the same keys, and tokens that grow
 //! whichever nodes answer.
 
+use std::time::Instant;
+
 use nix::sys::signal::Signal;
 
 use crate::redis::interop::Foreign;
+use crate::redis::queue::calls;
 use crate::redis::{await_waiters, status};
 use crate::support::{Bed, Dlock, Log, Redis, Redlock, Running, until};
 
@@ -140,5 +143,58 @@ fn tokens_grow_over_rotating_outages_and_no_two_runs_overlap() {
         contender.ended().expect(0);
     }
     assert_eq!(log.runs().len(), 12);
+    log.assert_no_overlap();
+}
+
+fn waiters(bed: &Redlock, log: &Log, count: usize) -> Vec<Running> {
+    let start = |n| {
+        let waiter = bed.dlock().run("job").args(log.witness(&[])).spawn();
+        await_waiters(bed, "job", n + 1);
+        waiter
+    };
+    (0..count).map(start).collect()
+}
+
+/// How many requests all nodes together get in one hand-over, with so many in the queue, and until somebody has looked
+/// who has the lock now; of several the fewest. Not counted is what they cost by just waiting: each of them may ask each
+/// node once in two seconds.
+fn cost_of_a_hand_over(count: usize) -> f64 {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let mut holder = bed.dlock().run("job").args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let mut queue = waiters(&bed, &log, count);
+    let requests = || bed.nodes.iter().map(|node| calls(node, "evalsha")).sum::<u64>();
+    let at_rest = (count * bed.nodes.len()) as f64 / 2.0;
+    let mut fewest = f64::MAX;
+    for n in 0..4 {
+        let (before, began) = (requests(), Instant::now());
+        holder.signal(Signal::SIGTERM);
+        log.await_runs(n + 2, 1);
+        let pid = status(&bed, "job")["holders"][0]["pid"].as_u64().unwrap();
+        fewest = fewest.min((requests() - before) as f64 - began.elapsed().as_secs_f64() * at_rest);
+        holder = queue.swap_remove(queue.iter().position(|waiter| u64::from(waiter.pid()) == pid).unwrap());
+    }
+    fewest
+}
+
+#[test]
+fn a_hand_over_costs_the_nodes_no_more_with_many_waiters() {
+    let (few, many) = (cost_of_a_hand_over(4), cost_of_a_hand_over(24));
+    assert!(many < few.max(12.0) * 2.0, "{few} with 4 waiters, {many} with 24");
+}
+
+#[test]
+fn waiters_that_die_or_stop_are_passed_over() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let gone = waiters(&bed, &Log::new(), 2);
+    let next = bed.dlock().run("job").args(log.witness(&["for=20"])).spawn();
+    await_waiters(&bed, "job", 3);
+    gone[0].signal(Signal::SIGKILL);
+    gone[1].signal(Signal::SIGSTOP);
+    holder.signal(Signal::SIGTERM);
+    next.ended().expect(0).silently();
+    gone[1].signal(Signal::SIGCONT);
     log.assert_no_overlap();
 }

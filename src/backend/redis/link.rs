@@ -118,19 +118,20 @@ impl Link {
     async fn answer(&mut self) -> Result<Value> {
         loop {
             match self.frame().await? {
-                Value::Push => self.news = true,
+                Value::Push(_) => self.news = true,
                 answer => return Ok(answer),
             }
         }
     }
 
-    /// Returns when the server has pushed news since this was last asked. May be dropped at any time.
-    pub async fn news(&mut self) -> Result<()> {
-        if !self.news {
-            let Value::Push = self.frame().await? else { bail!("an answer that nobody asked for") };
+    /// Returns when the server has pushed news since this was last asked, with the keys if it is known which.
+    /// May be dropped at any time.
+    pub async fn news(&mut self) -> Result<Vec<String>> {
+        if std::mem::take(&mut self.news) {
+            return Ok(Vec::new());
         }
-        self.news = false;
-        Ok(())
+        let Value::Push(news) = self.frame().await? else { bail!("an answer that nobody asked for") };
+        Ok(news.iter().flat_map(Value::items).filter_map(Value::text).collect())
     }
 
     /// What was pushed before an answer came is older than that answer.

@@ -18,8 +18,8 @@ pub enum Value {
     Text(Vec<u8>),
     Array(Vec<Value>),
     Error(String),
-    /// Not an answer: the server has news.
-    Push,
+    /// Not an answer: the server has news, of the keys that are named in it.
+    Push(Vec<Value>),
 }
 
 impl Value {
@@ -93,10 +93,7 @@ impl Reader<'_> {
             b'*' if number(line)? < 0 => Value::Nil,
             b'*' | b'~' => Value::Array(self.values(number(line)?, depth)?),
             b'%' => Value::Array(self.values(number(line)?.saturating_mul(2), depth)?),
-            b'>' => {
-                self.values(number(line)?, depth)?;
-                Value::Push
-            }
+            b'>' => Value::Push(self.values(number(line)?, depth)?),
             _ => return Err(Stop::Foreign),
         })
     }
@@ -167,7 +164,8 @@ mod tests {
         let value = |bytes: &[u8]| decode(bytes).unwrap().unwrap().0;
         assert_eq!(value(b"-NOAUTH no\r\n"), Value::Error("NOAUTH no".into()));
         assert_eq!(value(b"%1\r\n+a\r\n:1\r\n"), Value::Array(vec![Value::Text("a".into()), Value::Integer(1)]));
-        assert_eq!(value(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"), Value::Push);
+        let news = vec![Value::Text("invalidate".into()), Value::Array(vec![Value::Text("k".into())])];
+        assert_eq!(value(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"), Value::Push(news));
     }
 
     #[test]

@@ -21,6 +21,13 @@ pub struct Watch {
     pub seen: Vec<Option<String>>,
 }
 
+impl Watch {
+    /// Whether one of the keys that were touched was not there before: then it is now, and need not be read.
+    fn has_appeared(&self, touched: &[String]) -> bool {
+        self.keys.iter().zip(&self.seen).any(|(key, seen)| seen.is_none() && touched.contains(key))
+    }
+}
+
 impl Server {
     /// Returns when the keys differ from what was seen, or once when the connection on which we
     /// listened breaks; never, if the server cannot tell. May be dropped at any time.
@@ -45,11 +52,12 @@ impl Server {
         while !self.deaf {
             let within = self.allowed();
             let link = self.link().await?;
-            let mut commands = vec![command!["HELLO", "3"], command!["CLIENT", "TRACKING", "ON"]];
+            let mut commands = vec![command!["HELLO", "3"], command!["CLIENT", "TRACKING", "ON", "OPTIN"]];
             if link.is_listening() {
                 commands.clear();
             }
-            commands.push(read.clone());
+            // Of these keys alone: the scripts read others too, which change whenever anybody waits.
+            commands.extend([command!["CLIENT", "CACHING", "YES"], read.clone()]);
             let mut answers = link.read(&commands, within).await?;
             link.forget_news();
             let values = answers.pop().context("one answer to each command")?;
@@ -62,7 +70,12 @@ impl Server {
                 Value::Error(error) if error.starts_with("MOVED ") => self.follow(&error)?,
                 Value::Error(error) => return Err(refusal(&error)),
                 values if values.items().iter().map(Value::text).ne(watch.seen.iter().cloned()) => return Ok(()),
-                _ => link.news().await?,
+                _ => {
+                    let touched = link.news().await?;
+                    if watch.has_appeared(&touched) {
+                        return Ok(());
+                    }
+                }
             }
         }
         pending().await

@@ -2,14 +2,21 @@
 --
 -- lock     string  the lock itself: its holder's owner id
 -- held     string  its holder again, once nobody keeps it alive: what a release has left behind
+-- taken    string  "OWNER N": by which request of its owner the lock was taken, for a give-back that arrives late
 -- counter  string  the greatest token this node has heard of
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for the holder and waiters
--- places   zset    owner -> when a waiter is forgotten unless it asks again (ms); for people, not for order
+-- queue    zset    owner -> since when it waits (µs), by its own clock, so that all nodes have the same order
+-- places   zset    owner -> when a waiter is forgotten unless it asks again (ms)
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender: "revoked REASON"; or what became of it, for requests that
 --                  arrive late or twice: "released", "withdrawn N": its requests up to the Nth
-local lock, held, counter, details, places, last, once, notes = unpack(KEYS)
+-- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
+local lock, held, taken, counter, details, queue, places, last, once, notes, turns = unpack(KEYS)
+
+-- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
+-- again some time, and has its place back.
+local COMES_WITHIN = 500
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -27,17 +34,80 @@ local function highest_token()
   return token and token >= 0 and token < 9007199254740992 and token or 0
 end
 
-local function describe(owner, ttl, token, who)
-  local since = string.format('%.0f', now)
+local function describe(owner, ttl, token, who, since)
+  since = since or string.format('%.0f', now)
   ask('HSET', details, owner, table.concat({ 'exclusive', ttl, since, token, '-', who }, ' '))
 end
 
--- Forgets waiters that have not asked for long, and holders that are none any more.
-local function sweep(holder)
-  ask('ZREMRANGEBYSCORE', places, '-inf', now)
-  for _, owner in ipairs(ask('HKEYS', details) or {}) do
-    if owner ~= holder and not ask('ZSCORE', places, owner) then ask('HDEL', details, owner) end
+local function take(owner, n, ttl)
+  redis.call('SET', lock, owner, 'PX', ttl)
+  redis.call('SET', taken, owner .. ' ' .. n)
+end
+
+local function leave_queue(owner)
+  if ask('ZREM', places, owner) ~= 0 then
+    ask('ZREM', queue, owner)
+    ask('DEL', turns .. owner)
   end
+end
+
+local function forget(owner)
+  leave_queue(owner)
+  ask('HDEL', details, owner)
+end
+
+-- Forgets waiters that have not asked for long, and holders that are none any more; says how many wait. Looks at
+-- all of them only if their numbers do not fit: with a thousand waiters that is too much work for every request.
+local function sweep(holder)
+  local waiting = ask('ZCARD', places) or 0
+  if waiting > 0 then
+    for _, owner in ipairs(ask('ZRANGEBYSCORE', places, '-inf', now) or {}) do forget(owner) end
+    waiting = ask('ZCARD', places) or 0
+  end
+  if (ask('HLEN', details) or 0) > waiting + 1 then
+    for _, owner in ipairs(ask('HKEYS', details) or {}) do
+      if owner ~= holder and not ask('ZSCORE', places, owner) then ask('HDEL', details, owner) end
+    end
+  end
+  if ask('ZCARD', queue) ~= waiting then
+    for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
+      if not ask('ZSCORE', places, owner) then ask('ZREM', queue, owner) end
+    end
+  end
+  return waiting
+end
+
+local function first()
+  return (ask('ZRANGE', queue, 0, 0) or {})[1]
+end
+
+-- Whoever is first watches the lock itself and may take it, so it must learn that it is. It alone is woken. Should
+-- that fail, it asks some time by itself, and what else is to be done here goes on.
+local function tell_first(but)
+  local owner = first()
+  if owner and owner ~= but then
+    redis.pcall('SET', turns .. owner, string.format('%.0f', now), 'NX', 'PX', 60000)
+  end
+end
+
+-- Where a waiter belongs in the queue. It began to wait at since (µs) by its own clock, which is the same for
+-- all nodes, and has waited for so long (ms), which counts if that clock is half a minute off: less may be due to a
+-- request that took long.
+local function order(since, waited)
+  local here = (now - waited) * 1000
+  return math.abs(since - here) < 30000000 and since or string.format('%.0f', here)
+end
+
+-- Takes or keeps a place in the queue; says how many are before it, and within how many ms it has to ask again:
+-- those who have long to wait need not ask often.
+local function wait(owner, since, waited, ttl, who)
+  local place = order(since, waited)
+  ask('ZADD', queue, place, owner)
+  local ahead = ask('ZRANK', queue, owner) or 0
+  local beat = math.min(2000 + 20 * ahead, 20000)
+  ask('ZADD', places, now + 2 * beat + 2000, owner)
+  if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, string.format('%.0f', place / 1000)) end
+  return ahead, beat
 end
 
 -- Whether this request, the nth of its owner, arrived after the owner had given it up.
@@ -48,6 +118,6 @@ local function is_late(owner, n)
 end
 
 local function let_go(owner)
-  redis.call('DEL', lock, held)
+  redis.call('DEL', lock, held, taken)
   ask('HDEL', details, owner)
 end

@@ -1,5 +1,6 @@
 //! Redlock: a majority of independent Redis nodes, each with the same plain key `dlock:NAME` that
-//! redlock-py, pottery and redsync know. Exclusive only, and it promises no order among waiters.
+//! redlock-py, pottery and redsync know. Exclusive only. Waiters are served in order as far as the nodes
+//! agree on it; `waiting` says how.
 //!
 //! The token takes two phases. First take a majority of nodes and learn their counters; then, on each
 //! node that is still ours, raise the counter to the greatest of them plus one. It is granted only if
@@ -18,6 +19,7 @@ mod simulation;
 mod status;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -35,6 +37,7 @@ use super::{
 use crate::clock;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
 use nodes::{Node, Nodes, Reply, count, no_majority};
+use waiting::{Began, Then};
 
 macro_rules! script {
     ($file:literal) => {
@@ -49,14 +52,13 @@ static RELEASE: LazyLock<Script> = script!("release.lua");
 static REHOLD: LazyLock<Script> = script!("rehold.lua");
 static REVOKE: LazyLock<Script> = script!("revoke.lua");
 
-/// Waiters who are told at once that the lock is free ask within this time of each other.
-const STAGGER: Duration = Duration::from_millis(10);
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// Where among the keys the beginning of those of notes stands.
-const NOTES: usize = 7;
+/// Where among the keys the beginnings of those of notes and turns stand.
+const NOTES: usize = 9;
+const TURNS: usize = 10;
 
 pub struct Redlock {
     nodes: Nodes,
@@ -65,8 +67,11 @@ pub struct Redlock {
     who: String,
     /// How many of the watched nodes must have news to make it worth asking.
     needed: usize,
-    /// Others wait for the same news and will ask too.
-    crowded: bool,
+    /// How long the others of them have then to catch up.
+    settle: Duration,
+    began: Option<Began>,
+    /// The nodes have not agreed on who is first: next time we do not heed their queues.
+    insists: bool,
     /// A release of ours got no answer from a majority.
     releasing: bool,
 }
@@ -79,7 +84,9 @@ impl Redlock {
             prefix,
             who: String::new(),
             needed: 1,
-            crowded: false,
+            settle: Duration::ZERO,
+            began: None,
+            insists: false,
             releasing: false,
         })
     }
@@ -87,20 +94,25 @@ impl Redlock {
     /// In the order in which `common.lua` unpacks them.
     fn keys(&self, name: &LockName) -> Vec<String> {
         let lock = format!("{}{name}", self.prefix);
-        let beside =
-            ["held", "token", "details", "places", "last", "once", "note:"].map(|part| format!("{{{lock}}}:{part}"));
+        let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:"];
+        let beside = parts.map(|part| format!("{{{lock}}}:{part}"));
         std::iter::once(lock).chain(beside).collect()
     }
 
     /// Undoes what was taken, also where it is not known whether it was.
-    async fn give_back(&mut self, owner: &OwnerId, keys: &[String], for_good: bool) -> Vec<Reply> {
-        let args = |node: &Node| vec![owner.to_string(), flag(for_good), node.given_up()];
-        self.nodes.ask(&GIVE_BACK, keys, args).await
+    async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply> {
+        let [since, waited] = self.began.get_or_insert_with(Began::now).told();
+        let rest = [flag(and == Then::Wait), since, waited, millis(ask.ttl), ask.who.to_json()];
+        let args = |node: &Node| {
+            let own = [ask.who.owner.to_string(), node.last_sent(), node.given_up()];
+            own.into_iter().chain(rest.clone()).collect()
+        };
+        self.nodes.ask_to_forget(&GIVE_BACK, keys, args).await
     }
 
     /// From here on a change on any node is worth a renewal, which takes that node again.
     fn watch_as_holder(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) {
-        (self.needed, self.crowded) = (1, false);
+        (self.needed, self.settle) = (1, Duration::ZERO);
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = match reply {
                 Ok((word, rest)) => Watch {
@@ -127,12 +139,6 @@ fn seen_by_holder(word: &str, rest: &[Value], owner: &OwnerId) -> Option<String>
     }
 }
 
-fn some_of(most: Duration) -> Result<Duration> {
-    let mut random = [0u8; 1];
-    getrandom::fill(&mut random)?;
-    Ok(most * u32::from(random[0]) / 256)
-}
-
 fn millis(span: Duration) -> String {
     span.as_millis().to_string()
 }
@@ -148,16 +154,13 @@ impl Backend for Redlock {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        self.nodes.changed(self.needed).await;
-        if self.crowded {
-            clock::sleep_until(clock::now() + some_of(STAGGER)?).await;
-        }
+        self.nodes.changed(self.needed, self.settle).await;
         Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         let keys = self.keys(&ask.name);
-        let replies = self.give_back(&ask.who.owner, &keys, true).await;
+        let replies = self.give_back(ask, &keys, Then::Leave).await;
         if count(&replies, "done") < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
     }
 

@@ -25,9 +25,15 @@ pub struct Node {
     /// arrive, after we have given up.
     sent: u64,
     unheard: Option<u64>,
+    /// The last of them that the node knows to be given up.
+    withdrawn: Option<u64>,
 }
 
 impl Node {
+    pub fn last_sent(&self) -> String {
+        self.sent.to_string()
+    }
+
     pub fn given_up(&self) -> String {
         self.unheard.map(|n| n.to_string()).unwrap_or_default()
     }
@@ -49,8 +55,10 @@ impl Nodes {
         }
         // A verb asks the nodes up to three times, the last to give back what was taken.
         let patience = Patience { connect: patience.connect / 3, attempt: patience.attempt / 3 };
-        let node =
-            |target| Node { server: Server::new(target, patience), watch: Watch::default(), sent: 0, unheard: None };
+        let node = |target| {
+            let (server, watch) = (Server::new(target, patience), Watch::default());
+            Node { server, watch, sent: 0, unheard: None, withdrawn: None }
+        };
         let nodes = Nodes(Target::each(address)?.into_iter().map(node).collect());
         let mut hosts: Vec<&str> = nodes.0.iter().map(|node| node.server.host()).collect();
         hosts.sort_unstable();
@@ -75,6 +83,25 @@ impl Nodes {
 
     pub fn deaf(&self) -> bool {
         self.0.iter().any(|node| node.server.deaf)
+    }
+
+    /// Whether a request of ours may still take a node, or may have done so without our hearing of it.
+    pub fn any_unheard(&self) -> bool {
+        self.0.iter().any(|node| node.unheard > node.withdrawn)
+    }
+
+    /// The same as [`Nodes::ask`] for a script that tells the nodes which requests are given up.
+    pub async fn ask_to_forget(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        args: impl Fn(&Node) -> Vec<String>,
+    ) -> Vec<Reply> {
+        let replies = self.ask(script, keys, args).await;
+        for (node, _) in self.0.iter_mut().zip(&replies).filter(|(_, reply)| reply.is_ok()) {
+            node.withdrawn = node.unheard;
+        }
+        replies
     }
 
     pub fn host(&self, n: usize) -> &str {
@@ -124,8 +151,7 @@ impl Nodes {
             node.sent += 1;
             node.unheard = Some(node.sent);
         }
-        let numbered =
-            |node: &Node| [owner.to_owned(), node.sent.to_string()].into_iter().chain(args.to_vec()).collect();
+        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args.to_vec()).collect();
         let replies = self.ask(script, keys, numbered).await;
         for ((node, reply), before) in self.0.iter_mut().zip(&replies).zip(before) {
             if reply.is_ok() {
@@ -135,8 +161,8 @@ impl Nodes {
         replies
     }
 
-    /// Returns when so many nodes have news.
-    pub async fn changed(&mut self, needed: usize) {
+    /// Returns when so many nodes have news, and the others had a moment to have them too.
+    pub async fn changed(&mut self, needed: usize, settle: Duration) {
         let mut told: FuturesUnordered<_> = (self.0.iter_mut())
             .filter(|node| !node.watch.keys.is_empty())
             .map(|node| async move { node.server.changed(&node.watch).await })
@@ -145,6 +171,11 @@ impl Nodes {
             if told.next().await.is_none() {
                 return std::future::pending().await;
             }
+        }
+        let all = async { while told.next().await.is_some() {} };
+        tokio::select! {
+            () = all => {}
+            () = clock::sleep_until(clock::now() + settle) => {}
         }
     }
 }

@@ -1,12 +1,12 @@
 -- Second phase: raises the counter to the token that was agreed on, if the node is still ours.
 local owner, token, ttl, who = unpack(ARGV)
-if redis.call('GET', lock) ~= owner then
-  return { 'gone' }
+local value = redis.call('GET', lock)
+leave_queue(owner)
+if value == owner then
+  if highest_token() < tonumber(token) then
+    redis.call('SET', counter, token)
+  end
+  describe(owner, ttl, token, who)
 end
-if highest_token() < tonumber(token) then
-  redis.call('SET', counter, token)
-end
-ask('ZREM', places, owner)
-describe(owner, ttl, token, who)
-sweep(owner)
-return { 'ours' }
+if sweep(value) > 0 then tell_first() end
+return { value == owner and 'ours' or 'gone' }

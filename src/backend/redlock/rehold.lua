@@ -4,6 +4,7 @@ if redis.call('GET', lock) ~= owner then return { 'gone' } end
 if redis.call('GET', held) ~= owner then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(owner)
+  tell_first()
   return { 'done' }
 end
 local note = ask('GET', notes .. owner)

@@ -2,6 +2,7 @@
 -- given_up: as in give_back.lua.
 local owner, token, hold, run, key, given_up = unpack(ARGV)
 local note = ask('GET', notes .. owner)
+leave_queue(owner)
 local answer = 'gone'
 -- Before anything is let go: if it cannot be recorded, the next one must not run.
 if key ~= '' then redis.call('SADD', once, key) end
@@ -13,6 +14,7 @@ if redis.call('GET', lock) == owner then
   else
     let_go(owner)
   end
+  tell_first()
 elseif note and note:sub(-8) == 'released' then
   answer = 'released'
 end

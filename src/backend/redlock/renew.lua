@@ -9,8 +9,9 @@ if value == owner and ask('GET', held) ~= owner then
   return { 'ours' }
 end
 if not value and not is_late(owner, n) and highest_token() <= tonumber(token) then
-  redis.call('SET', lock, owner, 'PX', ttl)
+  take(owner, n, ttl)
   redis.call('SET', counter, token)
+  leave_queue(owner)
   describe(owner, ttl, token, who)
   value = owner
 end

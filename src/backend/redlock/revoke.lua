@@ -6,6 +6,7 @@ if redis.call('GET', lock) ~= owner or (token ~= '' and known and known:match('^
 end
 if how == 'now' then
   let_go(owner)
+  tell_first()
   return { 'ours' }
 end
 if not known then return { 'foreign' } end

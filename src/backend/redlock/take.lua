@@ -1,20 +1,40 @@
--- First phase: takes this node if nobody else has it, and says which token it would have to be at least.
-local owner, n, ttl, key, waits, place, who = unpack(ARGV)
+-- First phase: takes this node if nobody else has it or is before us in the queue, and says which token it
+-- would have to be at least. insists: the nodes do not agree on who is first, so never mind the queue.
+local owner, n, ttl, key, waits, since, waited, insists, who = unpack(ARGV)
 if is_late(owner, n) then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
 end
-local value = redis.call('GET', lock)
-if value and value ~= owner then
-  if waits == '1' then
-    ask('ZADD', places, now + place, owner)
-    if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who) end
-    sweep(value)
+
+-- On a node that is free: forgets a first who was told long ago and has not come, and tells the next.
+local function pass_over_the_gone()
+  local other = first()
+  while other and other ~= owner do
+    local told = tonumber(ask('GET', turns .. other) or '')
+    if not told or math.abs(now - told) <= COMES_WITHIN then break end
+    forget(other)
+    other = first()
   end
-  return { 'theirs', value, redis.call('PTTL', lock), ask('HGET', details, value) or '' }
+  tell_first(owner)
 end
-if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then
-  return { 'ran' }
+
+local value = redis.call('GET', lock)
+if value ~= owner then
+  local ahead, beat = sweep(value), 0
+  if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then return { 'ran' } end
+  if ahead > 0 then
+    if not value then pass_over_the_gone() end
+    ahead = ask('ZRANK', queue, owner) or ask('ZCOUNT', queue, '-inf', '(' .. order(since, waited)) or 0
+  end
+  if value or (ahead > 0 and insists ~= '1') then
+    ask('DEL', turns .. owner)
+    if waits == '1' then
+      ahead, beat = wait(owner, since, waited, ttl, who)
+    end
+    local other = value or first() or ''
+    local about = ask('HGET', details, other) or ''
+    return { value and 'theirs' or 'behind', other, redis.call('PTTL', lock), about, ahead, beat }
+  end
 end
-redis.call('SET', lock, owner, 'PX', ttl)
+take(owner, n, ttl)
 local micros = time[1] * 1000000 + time[2]
 return { 'ours', string.format('%.0f', math.max(highest_token() + 1, micros)) }

@@ -115,3 +115,68 @@ async fn a_revoked_holder_is_told_and_only_exclusive_locks_are_had() {
     }
     assert_eq!(names, [one.name]);
 }
+
+#[tokio::test]
+async fn waiters_have_their_turn_one_after_the_other() {
+    let nodes = start(5);
+    let [mut a, mut b, mut c] = [client(&nodes), client(&nodes), client(&nodes)];
+    let [one, two, three] = [ask(Mode::Exclusive), ask(Mode::Exclusive), ask(Mode::Exclusive)];
+    let first = granted(&mut a, &one).await;
+    assert_eq!(busy(&mut b, &two).await.ahead, Some(0));
+    assert_eq!(busy(&mut c, &three).await.ahead, Some(1));
+    a.release(&first, &ending(&first)).await.unwrap();
+    told(&mut b).await;
+    assert_eq!(busy(&mut c, &three).await.ahead, Some(1), "it is free, but not for them");
+    let second = granted(&mut b, &two).await;
+    told(&mut c).await;
+    assert_eq!(busy(&mut c, &three).await.ahead, Some(0));
+    b.release(&second, &ending(&second)).await.unwrap();
+    told(&mut c).await;
+    granted(&mut c, &three).await;
+}
+
+#[tokio::test]
+async fn a_first_that_does_not_come_is_passed_over() {
+    let nodes = start(3);
+    let [mut a, mut gone, mut c] = [client(&nodes), client(&nodes), client(&nodes)];
+    let [one, two, three] = [ask(Mode::Exclusive), ask(Mode::Exclusive), ask(Mode::Exclusive)];
+    let first = granted(&mut a, &one).await;
+    busy(&mut gone, &two).await;
+    busy(&mut c, &three).await;
+    a.release(&first, &ending(&first)).await.unwrap();
+    let mut refused = 0;
+    while let Attempt::Busy(busy) = c.try_acquire(&three).await.unwrap() {
+        refused += 1;
+        clock::sleep_until(busy.ask_again).await;
+    }
+    assert!((1..=3).contains(&refused), "refused {refused} times");
+    assert!(matches!(gone.try_acquire(&two).await.unwrap(), Attempt::Busy(busy) if busy.ahead == Some(0)));
+}
+
+#[tokio::test]
+async fn nodes_with_different_firsts_keep_nobody_out_for_long() {
+    let nodes = start(3);
+    for (node, other) in nodes.iter().zip(["x", "y"]) {
+        node.does(&["ZADD", "{dlock:job/a}:queue", "1", other]).await;
+        node.does(&["ZADD", "{dlock:job/a}:places", "99999999999999", other]).await;
+    }
+    let (mut a, one) = (client(&nodes), ask(Mode::Exclusive));
+    busy(&mut a, &one).await;
+    granted(&mut a, &one).await;
+}
+
+#[tokio::test]
+async fn what_was_taken_again_is_not_given_back_by_an_older_request() {
+    let nodes = start(3);
+    let (mut a, one) = (client(&nodes), ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    let keys = a.keys(&one.name);
+    let late = ["0", "", "0", "0", "0", "60000", ""].map(str::to_owned);
+    let args = |_: &Node| std::iter::once(one.who.owner.to_string()).chain(late.clone()).collect();
+    assert_eq!(count(&a.nodes.ask(&GIVE_BACK, &keys, args).await, "done"), 3);
+    for node in &nodes {
+        assert_eq!(node.does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
+    }
+    a.withdraw(&one).await.unwrap();
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+}

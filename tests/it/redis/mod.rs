@@ -4,7 +4,7 @@
 mod faults;
 pub mod interop;
 mod kinds;
-mod queue;
+pub mod queue;
 
 use serde_json::Value;
 

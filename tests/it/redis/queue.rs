@@ -3,7 +3,7 @@
 use super::await_waiters;
 use crate::support::{Bed, Log, Redis};
 
-fn calls(server: &Redis, command: &str) -> u64 {
+pub fn calls(server: &Redis, command: &str) -> u64 {
     let stats = server.does(&["INFO", "commandstats"]);
     let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
     line.and_then(|line| line.split(['=', ',']).nth(1)).map_or(0, |calls| calls.parse().unwrap())
