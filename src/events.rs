@@ -39,6 +39,8 @@ pub struct Signals {
     fd: SignalFd,
     /// What was blocked before, which the command gets back.
     pub inherited_mask: SigSet,
+    /// The same for SIGCHLD, if it was ignored: nobody would be told how a child ended.
+    pub ignored_children: bool,
 }
 
 /// What reaches the command through us.
@@ -70,9 +72,15 @@ pub fn settle() {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }
-    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::SA_RESTART, SigSet::empty());
+    set(Signal::SIGPIPE, SigHandler::SigIgn);
+}
+
+/// To be ignored, or not.
+#[allow(unsafe_code)]
+fn set(signal: Signal, disposition: SigHandler) {
+    let action = SigAction::new(disposition, SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: no handler is installed.
-    let _ = unsafe { sigaction(Signal::SIGPIPE, &ignore) };
+    let _ = unsafe { sigaction(signal, &action) };
 }
 
 impl Signals {
@@ -84,7 +92,11 @@ impl Signals {
         let mut inherited_mask = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&blocked), Some(&mut inherited_mask))?;
         let fd = SignalFd::with_flags(&caught, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        Ok(Signals { fd, inherited_mask })
+        let ignored_children = is_ignored(Signal::SIGCHLD);
+        if ignored_children {
+            set(Signal::SIGCHLD, SigHandler::SigDfl);
+        }
+        Ok(Signals { fd, inherited_mask, ignored_children })
     }
 
     fn next(&self) -> Option<Caught> {

@@ -94,7 +94,7 @@ impl Backend for Scripted {
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
-        self.calls.borrow_mut().push(Call::Withdraw);
+        self.play(Call::Withdraw).await?;
         Ok(())
     }
 
@@ -108,8 +108,10 @@ impl Backend for Scripted {
     }
 
     async fn release(&mut self, _lease: &Lease, _ending: &Ending) -> Result<Released> {
-        self.play(Call::Release).await?;
-        Ok(Released::Done)
+        Ok(match self.play(Call::Release).await? {
+            Act::Lose => Released::NotOurs,
+            _ => Released::Done,
+        })
     }
 
     async fn rehold(&mut self, _name: &LockName, _owner: &OwnerId, _ttl: Duration) -> Result<Reheld> {

@@ -10,8 +10,10 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
 use nix::sys::prctl;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
-use nix::unistd::{Pid, execvpe, getpgid, getpid, getppid, setpgid};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, killpg, sigaction, sigprocmask,
+};
+use nix::unistd::{Pid, Uid, execvpe, getpgid, getpid, getppid, setpgid};
 
 use super::tree;
 
@@ -25,7 +27,12 @@ pub struct Plan {
     /// in, the command joins that group: Ctrl-C, Ctrl-Z and `fg` then reach it exactly as if it had been
     /// typed without dlock, and a pipeline it is part of keeps the terminal too.
     pub group: Option<Pid>,
+    /// Whether dlock was started with SIGCHLD ignored, which it cannot afford itself.
+    pub ignores_children: bool,
 }
+
+/// How readily the kernel kills a process when memory runs out; see proc(5).
+const READINESS: &str = "/proc/self/oom_score_adj";
 
 /// What is to be run, and what runs.
 #[derive(Debug)]
@@ -35,6 +42,9 @@ pub struct Command {
     mask: SigSet,
     /// The process group it shares with others, unless it has one of its own.
     joined: Option<Pid>,
+    ignores_children: bool,
+    /// What is to be in [`READINESS`], where we have changed that for ourselves.
+    readiness: Option<String>,
     pid: Option<Pid>,
 }
 
@@ -43,11 +53,20 @@ impl Command {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
-        Ok(Command { argv, environment, mask: plan.mask, joined: plan.group, pid: None })
+        let Plan { mask, group: joined, ignores_children, .. } = *plan;
+        Ok(Command { argv, environment, mask, joined, ignores_children, readiness: None, pid: None })
     }
 
-    /// Starts the command. The inner error is why it could not be executed; its process has ended then.
-    pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<Result<(), Errno>> {
+    /// When memory runs out, let it be the command's, not this process: only root may say so.
+    pub fn goes_first_without_memory(&mut self) {
+        if Uid::effective().is_root() {
+            self.readiness = std::fs::read_to_string(READINESS).ok();
+            let _ = std::fs::write(READINESS, "-999");
+        }
+    }
+
+    /// Starts the command. An error is why it could not be executed: its process has ended then, if there was one.
+    pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<(), Errno> {
         /// What exec and its search along the PATH need.
         const STACK: usize = 128 * 1024;
         put(&mut self.environment, variables);
@@ -61,8 +80,8 @@ impl Command {
         // SAFETY: like vfork(2). The child works in our memory, on a stack of its own, while we are suspended until
         // it has executed the command or ended; we have no other thread, and every signal is blocked.
         let pid = unsafe { clone(become_command, &mut stack, flags, Some(libc::SIGCHLD)) };
-        self.pid = Some(pid.context("cannot make a process for the command")?);
-        Ok(failed.map_or(Ok(()), Err))
+        self.pid = Some(pid?);
+        failed.map_or(Ok(()), Err)
     }
 
     /// Runs in the child. Returns only if exec failed.
@@ -77,6 +96,14 @@ impl Command {
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: setting a default disposition installs no handler.
         let _ = unsafe { sigaction(Signal::SIGPIPE, &default) };
+        if self.ignores_children {
+            let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+            // SAFETY: the same.
+            let _ = unsafe { sigaction(Signal::SIGCHLD, &ignore) };
+        }
+        if let Some(readiness) = &self.readiness {
+            let _ = std::fs::write(READINESS, readiness);
+        }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None);
         match execvpe(&self.argv[0], &self.argv, &self.environment) {
             Err(errno) => errno,
@@ -88,12 +115,31 @@ impl Command {
         self.pid == Some(pid)
     }
 
+    pub fn has_process(&self) -> bool {
+        self.pid.is_some()
+    }
+
     /// Passes a signal on to the command's process group, or to our part of a group that others are in too.
     pub fn signal(&self, signal: i32) {
         let (Ok(signal), Some(pid)) = (Signal::try_from(signal), self.pid) else { return };
         match self.joined {
             None => drop(killpg(pid, signal)),
-            Some(group) => drop(tree::signal_all(signal, |pid| getpgid(Some(pid)) == Ok(group))),
+            Some(group) => tree::signal_all(signal, |pid| getpgid(Some(pid)) == Ok(group)),
+        }
+    }
+
+    /// To every process below us, once: its own group in one step, so that none that is being born is missed, and whoever
+    /// has left the group.
+    pub fn signal_everything(&self, signal: Signal) {
+        let own_group = self.pid.filter(|_| self.joined.is_none());
+        let elsewhere = |pid: &Pid| own_group.is_none_or(|group| getpgid(Some(*pid)) != Ok(group));
+        // Before the first is told: see `tree::signal_all`.
+        let others: Vec<Pid> = tree::descendants().into_iter().filter(elsewhere).collect();
+        if let Some(group) = own_group {
+            let _ = killpg(group, signal);
+        }
+        for pid in others {
+            let _ = kill(pid, signal);
         }
     }
 }

@@ -2,7 +2,8 @@
 //! command. See `watch` for its side.
 //!
 //! What it cannot cover: being killed in the same instant as dlock, and processes that dlock may not
-//! signal (setuid programs). The fencing token covers those.
+//! signal (setuid programs). The fencing token covers those. Without a /proc that shows them, no process could be found:
+//! then nothing is started.
 
 mod command;
 mod terminal;
@@ -24,6 +25,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 use crate::backend::Lease;
 use crate::clock::Instant;
 use crate::config::Leftovers;
+use crate::exit::Fault;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
 pub use command::Plan;
@@ -49,8 +51,6 @@ pub struct Guardian {
     lingers: bool,
     /// Told to go: nothing is to be heard of it any more.
     retired: bool,
-    /// Does what is left of its duty then.
-    ends_us: Option<Timer>,
 }
 
 /// The way on which the keeper pushes the deadlines, and nothing else.
@@ -60,14 +60,18 @@ pub struct DeadlineLink(Link);
 impl Guardian {
     /// Forks the guardian, which then waits for [`start`](Self::start).
     pub fn fork(plan: &Plan, manners: Manners) -> Result<Guardian> {
+        if !tree::can_be_seen() {
+            return Err(Fault::Internal.because(
+                "/proc does not show the processes of this pid namespace, so that a command's could not be found and ended; \
+                 mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
+            ));
+        }
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
         tree::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
-            ForkResult::Parent { child } => {
-                Ok(Guardian { link: ours, pid: child, lingers: false, retired: false, ends_us: None })
-            }
+            ForkResult::Parent { child } => Ok(Guardian { link: ours, pid: child, lingers: false, retired: false }),
             ForkResult::Child => {
                 drop(ours);
                 watch::watch(theirs, plan, manners);
@@ -122,20 +126,19 @@ impl Guardian {
     }
 
     /// The same while the lock is still ours. Descriptors that keep it held would be the guardian's to let go of, should
-    /// we be stopped before we do; the kernel can see to that as well, by ending us at the lease's end.
-    pub fn retire_early(&mut self, lease: &Lease, end: Instant) {
-        if !lease.descriptors.is_empty() {
-            self.ends_us = watch::die_at(end).ok();
-        }
-        if lease.descriptors.is_empty() || self.ends_us.is_some() {
+    /// we be stopped before we do; the kernel can see to that as well, by ending us at the lease's end unless what is
+    /// returned is dropped before.
+    pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
+        let ends_us = if lease.descriptors.is_empty() { None } else { watch::die_at(end).ok() };
+        if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
         }
+        ends_us
     }
 
     /// Sees the guardian off, so that nothing of ours outlives us.
     pub fn dismiss(&mut self) {
         self.retire();
-        self.ends_us = None;
         if self.lingers {
             return;
         }
@@ -153,10 +156,17 @@ impl Guardian {
         Ok(self.link.receive()?.map(|(report, _)| report))
     }
 
+    /// Leaves everything to the guardian, as our own end would, and waits until it has done its duty.
+    pub fn leave_it_to(&mut self) {
+        self.retired = true;
+        self.link.close();
+        let _ = waitpid(self.pid, None);
+    }
+
     /// Does the guardian's duty when it cannot: makes sure that it is dead, and every process below it.
-    pub fn replace(&self) {
-        let _ = kill(self.pid, Signal::SIGKILL);
-        tree::end_all(|_| ());
+    pub fn replace(&mut self) {
+        self.retire();
+        tree::end_all(|_, _| ());
     }
 }
 

@@ -3,23 +3,23 @@
 //! the duty that no process of the command outlives the second one, or dlock.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigEvent, SigSet, SigevNotify, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timer::Timer;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, setpgid, setsid};
+use nix::unistd::{ForkResult, Pid, fork, setpgid, setsid};
 
 use super::Manners;
 use super::command::{Command, Plan};
-use super::tree;
+use super::tree::{self, Children};
 use super::wire::{Link, Order, Report};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
@@ -50,6 +50,8 @@ struct Watch {
     kill: Instant,
     /// The command's own process has been reaped.
     ended: bool,
+    /// There may be more dead than were collected.
+    unreaped: bool,
     leftovers: usize,
     /// Keep the lock held for as long as this process lives, whatever becomes of dlock.
     descriptors: Vec<OwnedFd>,
@@ -62,9 +64,11 @@ pub fn watch(link: Link, plan: &Plan, manners: Manners) {
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = nix::sys::prctl::set_name(c"guardian");
+    // Somebody may have stopped us: without dlock, we are needed.
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
     if let Ok(mut watch) = Watch::begin(link, plan, manners) {
         if watch.guard().is_err() {
-            tree::end_all(|_| ());
+            tree::end_all(|_, _| ());
         }
         watch.let_go();
     }
@@ -77,9 +81,8 @@ impl Watch {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let children = SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), flags)?;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
-        let command = Command::new(plan)?;
-        // When memory runs out, let it be the command's: only root may say so.
-        let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
+        let mut command = Command::new(plan)?;
+        command.goes_first_without_memory();
         Ok(Watch {
             link,
             manners,
@@ -90,6 +93,7 @@ impl Watch {
             term: Instant::NEVER,
             kill: Instant::NEVER,
             ended: false,
+            unreaped: false,
             leftovers: 0,
             descriptors: Vec::new(),
         })
@@ -113,8 +117,9 @@ impl Watch {
                     }
                 }
             }
-            self.reap();
+            // First: a command that forks without end must not keep us from it.
             self.enforce();
+            self.reap();
         }
     }
 
@@ -122,7 +127,8 @@ impl Watch {
     fn sleep(&self) -> Result<bool> {
         let [link, timer, children] = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()];
         let mut fds = [link, timer, children].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        match poll(&mut fds, PollTimeout::NONE) {
+        let most = if self.unreaped { PollTimeout::ZERO } else { PollTimeout::NONE };
+        match poll(&mut fds, most) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("poll"),
         }
@@ -153,7 +159,9 @@ impl Watch {
                     self.stage = Stage::Running;
                     // An exec that hangs keeps us from our duty. At the deadline we die of it, and the child of that.
                     let _ends_us = die_at(self.kill)?;
-                    if let Err(errno) = self.command.start(&variables)? {
+                    if let Err(errno) = self.command.start(&variables) {
+                        // Without a process there is no end of one to wait for.
+                        self.ended = !self.command.has_process();
                         self.report(&Report::NotStarted { errno: errno as i32 });
                     }
                 }
@@ -171,17 +179,21 @@ impl Watch {
         Ok(())
     }
 
-    /// Collects the dead, and reports what became of the command.
+    /// Collects the dead, some at a time, and reports what became of the command.
     fn reap(&mut self) {
-        let all_dead = loop {
-            match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
-                Ok(WaitStatus::StillAlive) => break false,
-                Ok(WaitStatus::Stopped(pid, _)) if self.command.is(pid) => self.report(&Report::Stopped),
-                Ok(status) => self.note(status),
-                Err(Errno::EINTR) => {}
-                Err(_) => break true,
+        const AT_ONCE: usize = 64;
+        self.unreaped = true;
+        let mut all_dead = false;
+        for _ in 0..AT_ONCE {
+            match tree::next_news(libc::WUNTRACED) {
+                Children::Changed(pid, status) => self.note(pid, status),
+                Children::Quiet => self.unreaped = false,
+                Children::None => (self.unreaped, all_dead) = (false, true),
             }
-        };
+            if !self.unreaped {
+                break;
+            }
+        }
         if !self.ended || self.stage == Stage::Over {
             return;
         }
@@ -198,14 +210,15 @@ impl Watch {
         }
     }
 
-    fn note(&mut self, status: WaitStatus) {
-        let raw = match status {
-            WaitStatus::Exited(pid, code) if self.command.is(pid) => code << 8,
-            WaitStatus::Signaled(pid, signal, _) if self.command.is(pid) => signal as i32,
-            _ => return,
-        };
-        self.ended = true;
-        self.report(&Report::Ended { status: raw });
+    fn note(&mut self, pid: Pid, status: i32) {
+        match self.command.is(pid) {
+            true if libc::WIFSTOPPED(status) => self.report(&Report::Stopped),
+            true => {
+                self.ended = true;
+                self.report(&Report::Ended { status });
+            }
+            false => {}
+        }
     }
 
     /// Acts on instants that have passed.
@@ -241,7 +254,7 @@ impl Watch {
             Stage::Running => {
                 self.stage = Stage::Ending(kill_at);
                 if let Ok(signal) = Signal::try_from(self.manners.signal) {
-                    tree::signal_all(signal, |_| true);
+                    self.command.signal_everything(signal);
                 }
                 // A stopped process would not see it.
                 tree::signal_all(Signal::SIGCONT, |_| true);
@@ -252,9 +265,11 @@ impl Watch {
 
     fn end_everything(&mut self) {
         self.command.signal(Signal::SIGKILL as i32);
-        let mut seen = Vec::new();
-        tree::end_all(|status| seen.push(status));
-        seen.into_iter().for_each(|status| self.note(status));
+        let mut ended = None;
+        tree::end_all(|pid, status| ended = Some((pid, status)).filter(|_| self.command.is(pid)).or(ended));
+        if let Some((pid, status)) = ended {
+            self.note(pid, status);
+        }
         self.over();
     }
 
@@ -282,14 +297,34 @@ impl Watch {
 
     /// Holds on to the lock after dlock has gone, out of everybody's way.
     fn linger(&mut self) -> Result<()> {
+        // Whoever leads a group, as we do, cannot begin a session.
+        // SAFETY: there is one thread; and nothing is left to be done by the parent.
+        if let ForkResult::Parent { .. } = unsafe { fork() }? {
+            unsafe { libc::_exit(0) };
+        }
         let _ = setsid();
         let _ = nix::unistd::chdir("/");
         let null = File::options().read(true).write(true).open("/dev/null")?;
         let _ = nix::unistd::dup2_stdin(&null);
         let _ = nix::unistd::dup2_stdout(&null);
         let _ = nix::unistd::dup2_stderr(&null);
+        drop(null);
+        self.close_all_but_ours();
         (self.manners.linger)(&self.descriptors);
         Ok(())
+    }
+
+    /// Whoever reads from a pipe that dlock was started with wants to see its end.
+    fn close_all_but_ours(&self) {
+        let own = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()].map(|fd| fd.as_raw_fd());
+        let mut kept: Vec<RawFd> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).chain([2]).collect();
+        kept.sort_unstable();
+        kept.push(RawFd::MAX);
+        for between in kept.windows(2).filter(|between| between[0] + 1 < between[1]) {
+            let (first, last) = ((between[0] + 1) as libc::c_uint, (between[1] - 1) as libc::c_uint);
+            // SAFETY: none of these numbers belongs to anything that we still use.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
     }
 
     /// Unlocks explicitly: a stopped dlock still has the same descriptors open.

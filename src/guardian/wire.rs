@@ -9,8 +9,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, recv, recvmsg, sendmsg,
-    socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, recv,
+    recvmsg, sendmsg, shutdown, socketpair,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -72,6 +72,11 @@ impl Link {
         sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(&bytes)], rights, flags, None)
             .context("the other side of the guardian's link is gone, or does not listen")?;
         Ok(())
+    }
+
+    /// For all clones, whoever has them.
+    pub fn close(&self) {
+        let _ = shutdown(self.0.as_raw_fd(), Shutdown::Both);
     }
 
     /// The next message, or `None` when the other side is gone. Blocks; poll first.

@@ -21,6 +21,9 @@ pub struct Duty {
     pub push: Box<dyn Fn(Deadlines)>,
 }
 
+/// For a request that only has to be on its way.
+const LAST_WORD: Duration = Duration::from_millis(200);
+
 /// How a lease stops being kept.
 enum Kept {
     UntilReleased(Box<Ending>),
@@ -86,8 +89,8 @@ impl Duty {
                 Ok(Attempt::OtherTerms(why)) => return self.end(News::OtherTerms(why)),
                 Ok(Attempt::AlreadyRan) => return self.end(News::AlreadyRan),
                 Err(error) if !answered || !may_pass(&error) => {
-                    // It may have been applied all the same.
-                    let _ = within(self.charge.patience.attempt, self.backend.withdraw(&self.charge.ask)).await;
+                    // It may have been applied all the same. Whoever waited in vain need not wait for this as well.
+                    let _ = within(LAST_WORD, self.backend.withdraw(&self.charge.ask)).await;
                     return self.end(News::Failed(error));
                 }
                 Err(error) => {
@@ -119,8 +122,9 @@ impl Duty {
             match within(terms.attempt(), self.backend.renew(&lease)).await {
                 Ok(Renewal::Held(term)) => lease.term = term,
                 Ok(Renewal::Lost(why) | Renewal::Revoked(why)) => {
-                    let lost = anyhow::anyhow!("granted, but lost again before the command could start: {why}");
-                    return self.end(News::Failed(lost));
+                    let lost = format!("granted, but lost again before the command could start: {why}");
+                    let _ = within(terms.attempt(), self.backend.withdraw(&self.charge.ask)).await;
+                    return self.end(News::Failed(Fault::NotOurs.because(lost)));
                 }
                 // The guardian sees for itself whether what is left is enough.
                 Err(_) => {}
@@ -193,12 +197,20 @@ impl Duty {
     /// Tries until it is done or the lease has run out by itself.
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         const LONGEST: Duration = Duration::from_secs(5);
-        let until = self.charge.terms.deadlines(lease.term).end.min(clock::now() + LONGEST);
+        let end = self.charge.terms.deadlines(lease.term).end;
+        let until = end.min(clock::now() + LONGEST);
+        let in_time = !end.has_passed();
+        let mut unanswered = false;
         let mut pause = Pause::new();
         loop {
             match within(self.charge.patience.attempt, self.backend.release(lease, ending)).await {
                 Err(error) if !may_pass(&error) || until.has_passed() => return Err(error),
-                Err(_) => pause.next().await,
+                Err(_) => {
+                    unanswered = true;
+                    pause.next().await;
+                }
+                // One that went unanswered has done it, or the lease has run out since: the command had ended before.
+                Ok(Released::NotOurs) if unanswered && in_time => return Ok(Released::Done),
                 done => return done,
             }
         }

@@ -10,6 +10,7 @@ mod config;
 mod contract;
 mod etcd;
 mod file;
+mod hard_to_end;
 mod matrix;
 mod operating;
 mod postgres;

@@ -28,7 +28,11 @@ impl Run {
             }
             let backstop = deadlines.map(Deadlines::backstop);
             let due = [timeout, backstop].into_iter().flatten().min();
-            match self.next(due)? {
+            let happening = self.next(due).inspect_err(|_| {
+                // Whoever hears nothing any more cannot go on, and must leave nothing running.
+                self.guardian.leave_it_to();
+            })?;
+            match happening {
                 Happening::Signal(caught) => self.forward(caught, &mut course),
                 Happening::Keeper(News::Renewed(later)) => *deadlines = Some(later),
                 Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),

@@ -87,7 +87,8 @@ impl Run {
         let signals = Signals::catch()?;
         let terminal = Terminal::in_foreground();
         let group = terminal.as_ref().map(Terminal::group);
-        let plan = Plan { argv: job.argv.clone(), mask: signals.inherited_mask, group };
+        let (mask, ignores_children) = (signals.inherited_mask, signals.ignored_children);
+        let plan = Plan { argv: job.argv.clone(), mask, group, ignores_children };
         let (signal, leftovers) = (job.signal, job.leftovers);
         let manners =
             Manners { name: job.name.clone(), signal, leftovers, voice: voice.clone(), linger: backend::linger };
@@ -130,12 +131,11 @@ impl Run {
         self.keeper.release(Ending { last_run: Some(last_run), hold_until });
         // What we let go of in time needs nobody else to do it.
         let end = deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
-        if let Some(end) = end.filter(|_| hold_until.is_none()) {
-            self.guardian.retire_early(lease, end);
-        }
+        let ends_us = end.filter(|_| hold_until.is_none()).and_then(|end| self.guardian.retire_early(lease, end));
         self.tally.held = granted.elapsed();
         self.tally.judge(&course);
         let released = self.see_released(&course)?;
+        drop(ends_us);
         if hold_until.is_some() {
             self.guardian.linger(lease);
         }

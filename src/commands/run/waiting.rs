@@ -25,12 +25,9 @@ pub enum Waited {
 impl Run {
     pub fn wait_for_lock(&mut self) -> Result<Waited> {
         let began = clock::now();
-        let give_up = match self.job.wait {
-            Wait::AtMost(limit) => Some(began + limit),
-            Wait::Forever | Wait::Never => None,
-        };
         let mut busy: Option<Busy> = None;
         loop {
+            let give_up = self.gives_up_after(busy.is_some()).map(|limit| began + limit);
             match self.next(self.next_look(give_up, busy.is_some()))? {
                 Happening::Keeper(News::Granted(lease, deadlines)) => {
                     self.voice.clear();
@@ -58,7 +55,10 @@ impl Run {
                 Happening::Due if give_up.is_some_and(Instant::has_passed) => {
                     self.give_up()?;
                     self.tally.waited = began.elapsed();
-                    return Ok(self.busy(busy.as_ref()));
+                    return match &busy {
+                        Some(busy) => Ok(self.busy(Some(busy))),
+                        None => Err(self.about(Fault::Unreachable.because("no answer in the time that --wait gives"))),
+                    };
                 }
                 Happening::Due => {}
                 Happening::GuardianGone => return Err(Fault::Internal.because("the guardian process was killed")),
@@ -67,6 +67,16 @@ impl Run {
             if let Some(busy) = &busy {
                 self.voice.waiting(&self.job.name, busy.holder.as_ref(), busy.ahead, began.elapsed());
             }
+        }
+    }
+
+    /// However little time there is, the backend may have some to answer at all.
+    fn gives_up_after(&self, answered: bool) -> Option<Duration> {
+        const LEAST: Duration = Duration::from_millis(500);
+        match self.job.wait {
+            Wait::AtMost(limit) if answered => Some(limit),
+            Wait::AtMost(limit) => Some(limit.max(LEAST)),
+            Wait::Forever | Wait::Never => None,
         }
     }
 
@@ -93,7 +103,7 @@ impl Run {
     }
 
     pub fn give_up(&mut self) -> Result<()> {
-        const LONGEST: Duration = Duration::from_secs(2);
+        const LONGEST: Duration = Duration::from_millis(500);
         self.voice.clear();
         self.keeper.give_up();
         let until = clock::now() + LONGEST;
