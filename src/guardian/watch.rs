@@ -48,8 +48,9 @@ struct Watch {
     /// First signal and SIGKILL, as far as dlock has pushed them.
     term: Instant,
     kill: Instant,
-    /// The command's own process has been reaped.
+    /// The command's own process has ended, or never was; its wait status, if it had one.
     ended: bool,
+    status: Option<i32>,
     /// There may be more dead than were collected.
     unreaped: bool,
     leftovers: usize,
@@ -93,6 +94,7 @@ impl Watch {
             term: Instant::NEVER,
             kill: Instant::NEVER,
             ended: false,
+            status: None,
             unreaped: false,
             leftovers: 0,
             descriptors: Vec::new(),
@@ -179,7 +181,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Collects the dead, some at a time, and reports what became of the command.
+    /// Collects the dead, some at a time, and sees whether it is over.
     fn reap(&mut self) {
         const AT_ONCE: usize = 64;
         self.unreaped = true;
@@ -213,10 +215,7 @@ impl Watch {
     fn note(&mut self, pid: Pid, status: i32) {
         match self.command.is(pid) {
             true if libc::WIFSTOPPED(status) => self.report(&Report::Stopped),
-            true => {
-                self.ended = true;
-                self.report(&Report::Ended { status });
-            }
+            true => (self.ended, self.status) = (true, Some(status)),
             false => {}
         }
     }
@@ -275,7 +274,7 @@ impl Watch {
 
     fn over(&mut self) {
         self.stage = Stage::Over;
-        self.report(&Report::Empty { leftovers: self.leftovers });
+        self.report(&Report::Empty { status: self.status, leftovers: self.leftovers });
     }
 
     /// First the duty, then the word about it.

@@ -40,12 +40,11 @@ pub enum Report {
     TooLate,
     /// The command has stopped, as by Ctrl-Z.
     Stopped,
-    /// The command's own process has ended with this wait status.
-    Ended { status: i32 },
     /// No deadline was pushed in time: the command is being ended.
     Expired,
-    /// No process of the command lives (or those left are left on purpose); these many were ended behind it.
-    Empty { leftovers: usize },
+    /// No process of the command lives (or those left are left on purpose): its own wait status, and how many were ended
+    /// behind it.
+    Empty { status: Option<i32>, leftovers: usize },
 }
 
 /// One end of the connection. Clones speak through the same socket; a message is never torn.

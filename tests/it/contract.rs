@@ -381,6 +381,8 @@ fn a_nested_run_is_refused_or_reentrant(bed: &dyn Bed) {
     let reentrant = format!(
         "echo $DLOCK_FENCING_TOKEN; {dlock} run --reentrant --name {name} -- sh -c 'echo $DLOCK_FENCING_TOKEN; exit 6'"
     );
+    let once = reentrant.replace("--reentrant", "--reentrant --once today");
+    bed.dlock().run(&name).sh(&once).ended().expect(64).saying("--once");
     let ended = bed.dlock().run(&name).sh(&reentrant).ended().expect(6);
     let tokens: Vec<_> = ended.stdout.lines().collect();
     assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{ended:#?}");

@@ -36,7 +36,6 @@ impl Run {
                 Happening::Signal(caught) => self.forward(caught, &mut course),
                 Happening::Keeper(News::Renewed(later)) => *deadlines = Some(later),
                 Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
-                Happening::Guardian(Report::Ended { status }) => course.status = Some(status),
                 Happening::Guardian(Report::NotStarted { errno }) => {
                     course.not_started = Some(errno);
                     self.tell_not_started(errno);
@@ -52,7 +51,8 @@ impl Run {
                     course.ended_by(Cause::Lost);
                     return Ok(course);
                 }
-                Happening::Guardian(Report::Empty { leftovers }) => {
+                Happening::Guardian(Report::Empty { status, leftovers }) => {
+                    course.status = status;
                     if leftovers > 0 {
                         self.voice.tell(&self.job.name, &Event::Leftovers { processes: leftovers });
                     }

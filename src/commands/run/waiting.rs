@@ -82,6 +82,11 @@ impl Run {
 
     fn heard_while_waiting(&mut self, news: News) -> Result<Option<Waited>> {
         match news {
+            News::Nested(_) if self.job.reentrant && self.job.once.is_some() => {
+                let advice =
+                    "--once is judged when a lock is taken, and this runs under one that an outer run has taken";
+                return Err(self.about(Fault::Usage.because(advice)));
+            }
             News::Nested(holder) if self.job.reentrant => return Ok(Some(Waited::Nested(holder))),
             News::Nested(_) => {
                 let advice = "this runs inside another run of the same lock and would wait for ever; \
