@@ -13,6 +13,7 @@ mod file;
 mod hard_to_end;
 mod matrix;
 mod operating;
+mod patience;
 mod postgres;
 mod readme;
 mod redis;
