@@ -99,6 +99,14 @@ impl Signals {
         Ok(Signals { fd, inherited_mask, ignored_children })
     }
 
+    /// As they were before: from here on a signal simply ends us.
+    pub fn let_go(&self) -> Result<()> {
+        if self.ignored_children {
+            set(Signal::SIGCHLD, SigHandler::SigIgn);
+        }
+        Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.inherited_mask), None)?)
+    }
+
     fn next(&self) -> Option<Caught> {
         let info = self.fd.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;

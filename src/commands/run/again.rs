@@ -8,7 +8,6 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigmaskHow, sigprocmask};
 
 use super::Run;
 use crate::exit::Exit;
@@ -32,8 +31,8 @@ pub fn stand(mut run: Run) -> Result<Exit> {
     let environment = pairs.map(CString::new).collect::<Result<Vec<_>, _>>()?;
     let argv = std::env::args_os().map(|word| CString::new(word.into_vec())).collect::<Result<Vec<_>, _>>()?;
 
-    // From here on a signal simply ends us: nothing is held and nothing runs.
-    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&run.signals.inherited_mask), None)?;
+    // Nothing is held and nothing runs.
+    run.signals.let_go()?;
     std::thread::sleep(pause);
     let error = nix::unistd::execve(c"/proc/self/exe", &argv, &environment).unwrap_err();
     Err(error).context("cannot begin another round")
