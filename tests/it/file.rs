@@ -36,6 +36,11 @@ fn state(bed: &FileBed, name: &str) -> Value {
     serde_json::from_str::<Value>(&json).unwrap()[0].clone()
 }
 
+fn has_inotify(pid: u32) -> bool {
+    let mut open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    open.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target.ends_with("anon_inode:inotify")))
+}
+
 #[test]
 fn flock_keeps_dlock_out_and_dlock_takes_over_when_it_ends() {
     let (bed, log) = (FileBed::new(), Log::new());
@@ -92,6 +97,21 @@ fn a_deleted_or_replaced_lock_file_is_a_lost_lock() {
         holder.ended().expect(79).saying("deleted or replaced");
         assert!(bed.dir().exists() == (harm != "gone with all"));
     }
+}
+
+#[test]
+fn a_lock_file_that_moved_away_with_a_directory_further_up_is_a_lost_lock() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let (above, locks) = (bed.dir().join("a/b"), bed.dir().join("a/b/locks"));
+    std::fs::create_dir_all(&locks).unwrap();
+    let dlock = || Dlock::new().env("DLOCK_BACKEND", format!("file://{}", locks.display())).run("x");
+    let holder = dlock().args(["--ttl", "10m"]).args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(1, 1);
+    until("the first look to be over", || has_inotify(holder.pid()));
+    std::fs::rename(&above, bed.dir().join("a/c")).unwrap();
+    std::fs::create_dir_all(&locks).unwrap();
+    holder.ended().expect(79).saying("deleted or replaced");
+    dlock().arg("-n").sh("exit 0").ended().expect(0).silently();
 }
 
 #[test]

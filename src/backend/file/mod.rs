@@ -4,8 +4,9 @@
 //! (the fencing counter), `holder.OWNER` and `waiter.OWNER` (see `record`), `slot.K` for `--slots`,
 //! `last-run`, `once`, and `revoke.OWNER`, the mark that an operator leaves for a holder.
 //!
-//! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its last descriptor is closed or somebody who has it says
-//! so: there is no expiry, and the ttl only limits how long a stopped dlock can stay in the way.
+//! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its
+//! last descriptor is closed or somebody who has it says so: there is no expiry, and the ttl only limits how long a
+//! stopped dlock can stay in the way.
 
 mod directory;
 mod examine;
@@ -39,6 +40,10 @@ use record::{Kind, Record};
 use wait::Waiting;
 
 pub const NAME: &str = "file";
+
+/// While holding, how often the lock file is looked for in its place: nothing tells of a directory further up that is
+/// renamed, or mounted over.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub struct FileBackend {
     directory: Directory,
@@ -119,7 +124,14 @@ impl Backend for FileBackend {
         match &self.claim {
             Some(claim) => {
                 self.waiting.is_over();
-                self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await
+                loop {
+                    let touched = self.waiting.for_interference(&claim.paths, &claim.record.who.owner);
+                    match tokio::time::timeout(LOOK_AGAIN, touched).await {
+                        Err(_) if !matches!(claim.displaced(), Ok(Some(_))) => {}
+                        Err(_) => return Ok(()),
+                        Ok(touched) => return touched,
+                    }
+                }
             }
             None => self.waiting.for_release().await,
         }
