@@ -23,6 +23,7 @@ mod report;
 
 use clap::error::ErrorKind;
 
+use crate::backend::DiskTrouble;
 use crate::cli::{Cli, Verb};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, Voice};
@@ -65,8 +66,13 @@ fn obey(cli: Cli) -> Exit {
     let result = voice.and_then(|_| commands::dispatch(cli.verb, Voice::new(format, loudness)));
     result.unwrap_or_else(|error| {
         voice_of_errors.error(&error);
-        Fault::of(&error).exit()
+        exit_of(&error)
     })
+}
+
+/// A disk that fails puts the locks on it out of reach, though no server has to be looked after.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable.exit() } else { Fault::of(error).exit() }
 }
 
 /// clap explains over several lines and exits with 2; we have one line, and 64.

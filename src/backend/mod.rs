@@ -33,7 +33,7 @@ use crate::config::nearest;
 use crate::exit::Fault;
 use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Term, Token};
 pub use address::{Address, COMMON, Host};
-pub use file::default_address as file_default_address;
+pub use file::{DiskTrouble, default_address as file_default_address};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
