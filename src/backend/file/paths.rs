@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::libc;
-use nix::unistd::geteuid;
 
 use super::directory::refusal;
 use crate::lock::{LastRun, OwnerId};
@@ -119,56 +118,38 @@ impl Paths {
 
     /// Opens a file, and makes `NAME.d` if it needs that: whoever comes first has to.
     fn make(&self, path: &Path, options: &mut OpenOptions) -> IoResult<File> {
-        let mode = if self.group.is_some() { 0o660 } else { 0o600 };
-        let options = options.create(true).mode(mode).custom_flags(SAFELY);
-        let opened = match self.patiently(|| options.open(path)) {
+        let options = options.create(true).mode(0o600).custom_flags(SAFELY);
+        let opened = match self.open_shared(path, options) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.make_side_directory()?;
-                self.patiently(|| options.open(path))
+                self.open_shared(path, options)
             }
             opened => opened,
         };
-        let file = opened.and_then(regular)?;
-        self.share(&file, mode)?;
-        Ok(file)
+        opened.and_then(regular)
+    }
+
+    /// Opens a file so that the group can do so too, if there is one. Only what is new is given to it: what was there
+    /// may have been put there for us to give away.
+    fn open_shared(&self, path: &Path, options: &OpenOptions) -> IoResult<File> {
+        let Some(group) = self.group else { return options.open(path) };
+        match patiently(|| options.clone().create_new(true).open(path)) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => patiently(|| options.open(path)),
+            made => made.and_then(|file| share(file, group, 0o660)),
+        }
     }
 
     fn make_side_directory(&self) -> IoResult<()> {
-        match DirBuilder::new().mode(0o700).create(&self.side) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            Ok(()) if self.group.is_some() => self.share(&File::open(&self.side)?, 0o2770),
-            made => made,
-        }
-    }
-
-    /// Lets the group have what we have made, whatever our umask and our own group.
-    fn share(&self, file: &File, mode: u32) -> IoResult<()> {
-        let Some(group) = self.group else { return Ok(()) };
-        let meta = file.metadata()?;
-        if meta.uid() != geteuid().as_raw() || (meta.gid(), meta.mode() & mode) == (group, mode) {
-            return Ok(());
-        }
-        if meta.gid() != group {
-            // An access control list may have let us in who are not of that group.
-            let _ = fchown(file, None, Some(group));
-        }
-        file.set_permissions(Permissions::from_mode(meta.mode() & 0o7777 | mode))
-    }
-
-    /// Whoever has just made a file may not have come to sharing it yet.
-    fn patiently(&self, open: impl Fn() -> IoResult<File>) -> IoResult<File> {
-        const TRIES: u32 = 20;
-        let refused =
-            |opened: &IoResult<File>| matches!(opened, Err(error) if error.kind() == ErrorKind::PermissionDenied);
-        let mut opened = open();
-        for _ in 0..TRIES {
-            if self.group.is_none() || !refused(&opened) {
-                break;
+        let made = DirBuilder::new().mode(0o700).create(&self.side);
+        match (made, self.group) {
+            (Err(error), _) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            (Ok(()), Some(group)) => {
+                let flags = SAFELY | libc::O_DIRECTORY;
+                let side = File::options().read(true).custom_flags(flags).open(&self.side)?;
+                share(side, group, 0o2770).map(drop)
             }
-            std::thread::sleep(Duration::from_millis(5));
-            opened = open();
+            (made, _) => made,
         }
-        opened
     }
 
     pub fn token(&self) -> PathBuf {
@@ -198,6 +179,30 @@ impl Paths {
     pub fn revoke(&self, owner: &OwnerId) -> PathBuf {
         self.side.join(format!("revoke.{owner}"))
     }
+}
+
+/// Lets the group have what we have made, whatever our umask and our own group.
+fn share(made: File, group: u32, mode: u32) -> IoResult<File> {
+    if made.metadata()?.gid() != group {
+        // An access control list may have let us in who are not of that group.
+        let _ = fchown(&made, None, Some(group));
+    }
+    made.set_permissions(Permissions::from_mode(mode))?;
+    Ok(made)
+}
+
+/// Whoever has just made a file, or the directory, may not have come to sharing it yet.
+fn patiently(open: impl Fn() -> IoResult<File>) -> IoResult<File> {
+    const TRIES: u32 = 20;
+    let refused = |opened: &IoResult<File>| matches!(opened, Err(error) if error.kind() == ErrorKind::PermissionDenied);
+    let mut opened = open();
+    for _ in 0..TRIES {
+        if refused(&opened) {
+            std::thread::sleep(Duration::from_millis(5));
+            opened = open();
+        }
+    }
+    opened
 }
 
 /// What a file of ours says, be it ever so garbled.

@@ -1,6 +1,7 @@
 //! The file backend among users: who may use a directory, and what an operator can do to its holders.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 
 use nix::unistd::geteuid;
 
@@ -81,11 +82,22 @@ fn a_directory_that_a_group_shares_is_shared_by_all_of_it_whatever_their_umask()
             dlock("12346").run(&name).args(options).sh("exit 0").ended().expect(0).silently();
         }
     }
+}
+
+#[test]
+fn what_nobody_shares_stays_ours() {
+    let mode_of = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let bed = FileBed::new();
     bed.dlock().run("x").sh("exit 0").ended().expect(0);
     for (path, mode) in [(bed.lock_file("x"), 0o600), (bed.side("x"), 0o700), (bed.side("x").join("token"), 0o600)] {
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode, "{path:?}");
+        assert_eq!(mode_of(&path), mode, "{path:?}");
     }
+    // Whoever can write to the directory can put a file of ours there, for us to give it away.
+    std::fs::set_permissions(bed.dir(), std::fs::Permissions::from_mode(0o770)).unwrap();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    assert_eq!((mode_of(&bed.lock_file("x")), mode_of(&bed.side("x").join("last-run"))), (0o600, 0o600));
+    bed.dlock().run("y").sh("exit 0").ended().expect(0);
+    assert_eq!((mode_of(&bed.lock_file("y")), mode_of(&bed.side("y"))), (0o660, 0o770));
 }
 
 #[test]
