@@ -21,7 +21,6 @@ mod wait;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -189,9 +188,9 @@ impl Backend for FileBackend {
                 self.claim = None;
             }
         }
-        // Only now: what cannot be written down must not keep others waiting.
+        // Only now: what cannot be written down must not keep others waiting. Nor is there a second try.
         recorded?;
-        Ok(if ours? { Released::Done } else { Released::NotOurs })
+        Ok(if ours.context(Fault::Refused)? { Released::Done } else { Released::NotOurs })
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
@@ -220,7 +219,7 @@ impl Backend for FileBackend {
     }
 }
 
-/// Whatever goes wrong with it, there is no second try: the lock is free by then.
+/// Tells of what goes wrong when the lock is free.
 fn record_run(paths: &Paths, run: &LastRun) -> Result<()> {
     let once = match &run.once {
         Some(key) if run.succeeded() => paths
@@ -240,6 +239,10 @@ fn unrecorded(what: &str, so: &str, error: &anyhow::Error) -> anyhow::Error {
 
 /// The address of [`default_directory`].
 pub fn default_address() -> Result<Address> {
-    let path: PathBuf = default_directory()?;
-    Address::parse(&format!("file://{}", path.display()))
+    let path = default_directory()?;
+    let text = path.to_str().ok_or_else(|| {
+        let shown = path.display();
+        Fault::Config.because(format_args!("the lock directory {shown} is not UTF-8: use --backend file:///DIR"))
+    })?;
+    Address::parse(&format!("file://{}", text.replace('%', "%25").replace('?', "%3F")))
 }
