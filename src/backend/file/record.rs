@@ -40,7 +40,7 @@ pub struct Record {
     /// The lock file it means: a record of a file that was replaced speaks of nothing.
     pub inode: u64,
     pub hold: Option<Hold>,
-    /// Nothing runs under it any more, if it is held on to: `dlock acquire` leaves it to others to say so.
+    /// Its command has ended, and nobody needs what is held on to. Of what `dlock acquire` took that is never known.
     #[serde(default)]
     pub ended: bool,
 }
