@@ -6,7 +6,7 @@ mod plain;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -341,7 +341,12 @@ impl Cli {
     }
 
     pub fn has_verb(word: &str) -> bool {
-        use clap::CommandFactory;
         Cli::command().find_subcommand(word).is_some()
+    }
+
+    /// Whether some verb has a flag of this name, without the dashes.
+    pub fn has_flag(word: &str) -> bool {
+        let is_it = |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&word));
+        Cli::command().get_subcommands().any(|verb| verb.get_arguments().any(is_it))
     }
 }

@@ -4,6 +4,7 @@
 mod file;
 mod layers;
 mod values;
+mod voice;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,10 +16,10 @@ use crate::backend::{Address, Patience, file_default_address};
 use crate::cli;
 use crate::exit::{Exit, Fault};
 use crate::lock::{LockName, Mode, OwnerId, Terms, Token};
-use crate::report::{Format, Loudness};
 use layers::Layers;
 pub use layers::{Explained, SETTINGS, variable};
 pub use values::{Leftovers, OnLost, nearest};
+pub use voice::{typed_format, voice};
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
@@ -112,32 +113,26 @@ pub struct Fence {
     pub argv: Vec<OsString>,
 }
 
-/// How to speak, which is known before anything else so that errors are spoken the right way.
-pub fn voice(common: &cli::Common) -> Result<(Format, Loudness)> {
-    let layers = Layers::load(common)?;
-    let format = layers.get("log", common.log.as_deref(), values::format)?.unwrap_or(Format::Text);
-    let verbose = common.verbose || layers.get("verbose", None, values::yes_or_no)?.unwrap_or(false);
-    let quiet = common.quiet || layers.get("quiet", None, values::yes_or_no)?.unwrap_or(false);
-    let loudness = match (common.verbose || !common.quiet && verbose, quiet) {
-        (true, _) => Loudness::Verbose,
-        (_, true) => Loudness::Quiet,
-        _ => Loudness::Normal,
-    };
-    Ok((format, loudness))
-}
-
 impl Job {
     pub fn from_args(args: cli::RunArgs) -> Result<Job> {
         let mut layers = Layers::load(&args.common)?;
         let ttl = layers.explain("ttl", args.ttl.as_deref(), values::duration, || "30s".into())?;
-        let kill_after =
-            layers.explain("kill-after", args.kill_after.as_deref(), values::duration, || "auto".into())?;
         let ttl = ttl.unwrap_or(DEFAULT_TTL);
+        let usual = || Terms::new(ttl, None).map_or_else(|_| "none".into(), |terms| values::shown(terms.kill_after));
+        let kill_after = layers.explain("kill-after", args.kill_after.as_deref(), values::duration, usual)?;
         let terms = Terms::new(ttl, kill_after).context(Fault::Usage)?;
         let service = Service::from_layers(&mut layers, &args.common, Some(terms))?;
 
-        let no_wait = if args.no_wait { Some("0") } else { None };
-        let wait = layers.explain("wait", no_wait.or(args.wait.as_deref()), values::duration, || "for ever".into())?;
+        let mode = mode(args.shared, args.slots.as_deref())?;
+        layers.note("slots", args.slots.clone(), "1");
+        let wait = if args.keep_trying {
+            // Whoever never gives up waits for ever, whatever is usual here.
+            layers.note("wait", Some("for ever".into()), "");
+            None
+        } else {
+            let typed = if args.no_wait { Some("0") } else { args.wait.as_deref() };
+            layers.explain("wait", typed, values::duration, || "for ever".into())?
+        };
         let signal = layers.explain("signal", args.signal.as_deref(), values::signal, || "TERM".into())?;
         let timeout = layers.explain("timeout", args.timeout.as_deref(), values::duration, || "none".into())?;
         let on_lost = layers.explain("on-lost", args.on_lost.as_deref(), values::on_lost, || "kill".into())?;
@@ -158,7 +153,7 @@ impl Job {
                 Some(Duration::ZERO) => Wait::Never,
                 Some(limit) => Wait::AtMost(limit),
             },
-            mode: mode(args.shared, args.slots.as_deref())?,
+            mode,
             once: args.once.map(|key| values::once_key(&key)).transpose().context("--once").context(Fault::Usage)?,
             signal: signal.unwrap_or(nix::libc::SIGTERM),
             timeout: timeout.filter(|limit| !limit.is_zero()),

@@ -21,8 +21,9 @@ mod mutant;
 mod random;
 mod report;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::backend::DiskTrouble;
 use crate::cli::{Cli, Verb};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, Voice};
@@ -59,14 +60,19 @@ fn obey(cli: Cli) -> Exit {
     };
     let (format, loudness) = match &voice {
         Ok(voice) => *voice,
-        Err(_) => (Format::Text, Loudness::Normal),
+        Err(_) => (config::typed_format(typed()), Loudness::Normal),
     };
     let mut voice_of_errors = Voice::new(format, loudness);
     let result = voice.and_then(|_| commands::dispatch(cli.verb, Voice::new(format, loudness)));
     result.unwrap_or_else(|error| {
         voice_of_errors.error(&error);
-        Fault::of(&error).exit()
+        exit_of(&error)
     })
+}
+
+/// A disk that fails puts the locks on it out of reach, though no server has to be looked after.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable.exit() } else { Fault::of(error).exit() }
 }
 
 /// clap explains over several lines and exits with 2; we have one line, and 64.
@@ -80,12 +86,29 @@ fn misunderstood(error: &clap::Error) -> Exit {
     let worth_saying = |line: &&str| !line.is_empty() && !line.starts_with("tip: to pass");
     let sentence = lines.filter(worth_saying).collect::<Vec<_>>().join(" ").replacen("error: ", "", 1);
     let sentence = sentence.replace(" tip: ", "; ");
-    let verb = std::env::args_os().nth(1).and_then(|verb| verb.into_string().ok()).filter(|verb| Cli::has_verb(verb));
-    let help = verb.map_or_else(|| "dlock --help".to_owned(), |verb| format!("dlock {verb} --help"));
-    let sentence = match error.kind() {
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing, like run or status",
-        _ => sentence.split(" For more information").next().unwrap_or_default().trim_end_matches('.'),
+    let verb = typed().next().filter(|verb| Cli::has_verb(verb));
+    let help = verb.as_ref().map_or_else(|| "dlock --help".to_owned(), |verb| format!("dlock {verb} --help"));
+    let runs = matches!(verb.as_deref(), Some("run" | "fence"));
+    let sentence = match (error.kind(), bare_word(error).filter(|_| runs)) {
+        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => "a command is missing, like run or status".into(),
+        (_, Some(word)) => format!("put -- before the command: -- {word}"),
+        _ => sentence.split(" For more information").next().unwrap_or_default().trim_end_matches('.').to_owned(),
     };
-    Voice::new(Format::Text, Loudness::Normal).error(&Fault::Usage.because(format_args!("{sentence}; see {help}")));
+    let mut voice = Voice::new(config::typed_format(typed()), Loudness::Normal);
+    voice.error(&Fault::Usage.because(format_args!("{sentence}; see {help}")));
     Fault::Usage.exit()
+}
+
+/// The first word that clap took for an argument too many.
+fn bare_word(error: &clap::Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => {
+            Some(word.as_str()).filter(|word| !word.starts_with('-'))
+        }
+        _ => None,
+    }
+}
+
+fn typed() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }

@@ -93,6 +93,11 @@ impl Address {
         &self.path
     }
 
+    /// The keys of all parameters.
+    pub fn params(&self) -> impl Iterator<Item = &str> {
+        self.params.keys().map(String::as_str)
+    }
+
     pub fn param(&self, key: &str) -> Option<&str> {
         self.params.get(key).map(String::as_str)
     }

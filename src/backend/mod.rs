@@ -33,7 +33,7 @@ use crate::config::nearest;
 use crate::exit::Fault;
 use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Term, Token};
 pub use address::{Address, COMMON, Host};
-pub use file::default_address as file_default_address;
+pub use file::{DiskTrouble, default_address as file_default_address};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
@@ -284,8 +284,8 @@ pub const SCHEMES: &[(&str, &[&str])] = &[
     ("postgresql", postgres::PARAMETERS),
 ];
 
-/// Opens what an address names. Nothing is sent yet: the first verb connects.
-pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
+/// Whether there is such a backend, and whether it knows the parameters.
+pub fn check(address: &Address) -> Result<()> {
     let scheme = address.scheme();
     let Some((_, parameters)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
         let near = nearest(scheme, SCHEMES.iter().map(|(known, _)| *known));
@@ -293,8 +293,13 @@ pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
             Fault::Config.because(format_args!("no backend has the scheme {scheme}://; did you mean {near}://?"))
         );
     };
-    address.expect_params(parameters)?;
-    Ok(match scheme {
+    address.expect_params(parameters)
+}
+
+/// Opens what an address names. Nothing is sent yet: the first verb connects.
+pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
+    check(address)?;
+    Ok(match address.scheme() {
         "file" => Box::new(file::FileBackend::open(address)?),
         "etcd" | "etcds" => Box::new(etcd::Etcd::open(address, patience)?),
         "redlock" | "redlocks" => Box::new(redlock::Redlock::open(address, patience)?),

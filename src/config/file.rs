@@ -9,7 +9,8 @@ use toml::{Table, Value};
 
 use super::layers::SETTINGS;
 use super::nearest;
-use crate::backend::Address;
+use crate::backend::{self, Address};
+use crate::cli::Cli;
 use crate::exit::Fault;
 
 /// A config file with every value as text, checked later like the text of a flag.
@@ -54,6 +55,9 @@ impl ConfigFile {
         let mut file = ConfigFile { path: path.to_owned(), ..ConfigFile::default() };
         for (key, value) in table {
             match value {
+                other if key == "backends" && !other.is_table() => {
+                    bail!("backends must be tables like [backends.NAME], not {}", other.type_str())
+                }
                 Value::Table(profiles) if key == "backends" => {
                     for (name, profile) in profiles {
                         let Value::Table(profile) = profile else { bail!("backends.{name} must be a table") };
@@ -64,7 +68,9 @@ impl ConfigFile {
                 value if SETTINGS.contains(&key.as_str()) => {
                     file.settings.insert(key.clone(), as_text(&key, value)?);
                 }
-                _ => bail!(unknown(&key, SETTINGS.into_iter().chain(["backends"]))),
+                _ => {
+                    bail!(only_a_flag(&key).unwrap_or_else(|| unknown(&key, SETTINGS.into_iter().chain(["backends"]))))
+                }
             }
         }
         Ok(file)
@@ -94,6 +100,9 @@ impl Profile {
         for (key, value) in params {
             address.set_default(&key, value);
         }
+        // Here, so that a mistake is found before the profile is used, and the file is named with it.
+        let about = |error| address.params().find_map(only_a_flag).map_or(error, anyhow::Error::msg);
+        backend::check(&address).map_err(about)?;
         Ok(Profile { address, settings })
     }
 }
@@ -113,6 +122,11 @@ fn as_text(key: &str, value: Value) -> Result<String> {
         Value::Boolean(choice) => Ok(choice.to_string()),
         other => bail!("{key} must be a text or a number, not {}", other.type_str()),
     }
+}
+
+/// For a key that is none, although the command line has a flag of that name.
+fn only_a_flag(key: &str) -> Option<String> {
+    Cli::has_flag(key).then(|| format!("{key:?} is no key, but a flag of the command line only: --{key}"))
 }
 
 pub fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
@@ -162,8 +176,8 @@ mod tests {
     #[test]
     fn finds_a_password_wherever_it_stands() {
         assert!(parse("backend = 'file://u:pw@h/x'").unwrap().has_password());
-        assert!(parse("[backends.a]\nurl = 'file:///x'\npassword = 'pw'").unwrap().has_password());
-        assert!(!parse("[backends.a]\nurl = 'file:///x'\npassword-file = '/pw'").unwrap().has_password());
+        assert!(parse("[backends.a]\nurl = 'redis://h'\npassword = 'pw'").unwrap().has_password());
+        assert!(!parse("[backends.a]\nurl = 'redis://h'\npassword-file = '/pw'").unwrap().has_password());
     }
 
     proptest::proptest! {

@@ -121,12 +121,18 @@ impl Layers {
         key: &'static str,
         flag: Option<&str>,
         parse: fn(&str) -> Result<T>,
-        default: fn() -> String,
+        default: impl FnOnce() -> String,
     ) -> Result<Option<T>> {
         let value = self.get(key, flag, parse)?;
         let (text, source) = self.find(key, flag)?.unwrap_or_else(|| (default(), Source::Default));
         self.explained.push(Explained { key, value: text, source });
         Ok(value)
+    }
+
+    /// Notes down for `--explain` what only a flag can set.
+    pub fn note(&mut self, key: &'static str, flag: Option<String>, default: &str) {
+        let (value, source) = flag.map_or_else(|| (default.to_owned(), Source::Default), |text| (text, Source::Flag));
+        self.explained.push(Explained { key, value, source });
     }
 
     fn find(&self, key: &str, flag: Option<&str>) -> Result<Option<(String, Source)>> {

@@ -3,6 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use nix::unistd::geteuid;
+
 use crate::support::{Bed, Dlock, FileBed};
 
 /// dlock with a config file of this text.
@@ -80,6 +82,10 @@ fn what_is_wrong_with_a_config_file_is_said_in_a_line() {
         ("ttl = 'soon'", "ttl in"),
         ("ttl = [1]", "must be a text or a number"),
         ("[backends.lan]\nttl = 3", "needs a url"),
+        ("backends = 3", "tables like [backends.NAME], not integer"),
+        ("slots = 3", "a flag of the command line only: --slots"),
+        ("no-wait = true", "a flag of the command line only: --no-wait"),
+        ("[backends.lan]\nurl = 'redis://h'\nslots = 3", "a flag of the command line only: --slots"),
         ("[backends.lan]\nurl = 'nowhere'", "scheme://"),
         ("backend = 'lan'\n[backends.lan]\nurl = 'file:///tmp/x'\nkil-after = 3", "did you mean \"kill-after\"?"),
         ("backend = 'gopher://x'", "gopher"),
@@ -89,6 +95,67 @@ fn what_is_wrong_with_a_config_file_is_said_in_a_line() {
         assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{ended:#?}");
     }
     Dlock::new().env("DLOCK_CONFIG", "/nonexistent").run("x").sh("echo no").ended().expect(78).saying("/nonexistent");
+}
+
+#[test]
+fn a_mistake_in_a_profile_is_found_before_it_is_used_and_the_file_is_named() {
+    let bed = FileBed::new();
+    let profiles = format!("[backends.lan]\nurl = '{}'\n[backends.wan]\nurl = 'redis://h'\nprefx = 'x'\n", bed.url());
+    for chosen in ["lan", "wan"] {
+        let dlock = with_config(&bed, &profiles).run("x").args(["-b", chosen]).sh("echo no");
+        dlock.ended().expect(78).saying("config.toml: [backends.wan]: redis:// has no parameter \"prefx\"");
+    }
+}
+
+#[test]
+fn explain_shows_what_holds_when_nothing_was_said() {
+    let bed = FileBed::new();
+    let plain = || with_config(&bed, "");
+    assert_eq!(explained(plain(), &[], "kill-after"), ("5s".into(), "default".into()));
+    assert_eq!(explained(plain(), &["--ttl", "12s"], "kill-after"), ("2s".into(), "default".into()));
+    assert_eq!(explained(plain(), &[], "slots"), ("1".into(), "default".into()));
+    assert_eq!(explained(plain(), &["--slots", "3"], "slots"), ("3".into(), "flag".into()));
+}
+
+#[test]
+fn whoever_keeps_trying_waits_for_ever_whatever_is_usual() {
+    let bed = FileBed::new();
+    let dlock = || with_config(&bed, "wait = '3s'").env("DLOCK_WAIT", "2s");
+    assert_eq!(explained(dlock(), &[], "wait").0, "2s");
+    assert_eq!(explained(dlock(), &["--keep-trying"], "wait"), ("for".into(), "ever flag".into()));
+}
+
+#[test]
+fn the_default_directory_may_have_any_name() {
+    use std::os::unix::process::CommandExt;
+    let bed = FileBed::new();
+    let state = bed.dir().join("100%?x=y");
+    std::fs::create_dir(&state).unwrap();
+    let mut dlock = Dlock::new().env("XDG_STATE_HOME", &state).run("x").sh("exit 0");
+    if geteuid().is_root() {
+        // Root's locks live elsewhere.
+        std::fs::set_permissions(bed.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(&state, Some(65534), Some(65534)).unwrap();
+        dlock = dlock.configure(|command| _ = command.uid(65534).gid(65534));
+    }
+    dlock.ended().expect(0).silently();
+    assert!(state.join("dlock/x.lock").exists());
+}
+
+#[test]
+fn a_usage_error_is_json_where_that_was_asked_for() {
+    let wrong = |flags: &[&str]| Dlock::new().run("x").args(flags).args(["--bogus", "--", "true"]);
+    let json = |dlock: Dlock| {
+        let said = dlock.ended().expect(64).stderr;
+        serde_json::from_str::<serde_json::Value>(&said).ok()
+    };
+    for asked in [wrong(&["--log", "json"]), wrong(&["--log=json"]), wrong(&[]).env("DLOCK_LOG", "json")] {
+        assert_eq!(json(asked).unwrap()["event"], "failed");
+    }
+    assert_eq!(json(wrong(&["--log", "text"]).env("DLOCK_LOG", "json")), None);
+    assert_eq!(json(wrong(&[]).arg("--log=json")), None, "behind -- it is the command's");
+    let no_config = Dlock::new().env("DLOCK_CONFIG", "/nonexistent").run("x").args(["--log", "json"]).sh("exit 0");
+    assert!(no_config.ended().expect(78).stderr.starts_with('{'));
 }
 
 #[test]

@@ -4,13 +4,15 @@
 //! (the fencing counter), `holder.OWNER` and `waiter.OWNER` (see `record`), `slot.K` for `--slots`,
 //! `last-run`, `once`, and `revoke.OWNER`, the mark that an operator leaves for a holder.
 //!
-//! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its last descriptor is closed or somebody who has it says
-//! so: there is no expiry, and the ttl only limits how long a stopped dlock can stay in the way.
+//! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its
+//! last descriptor is closed or somebody who has it says so: there is no expiry, and the ttl only limits how long a
+//! stopped dlock can stay in the way.
 
 mod directory;
 mod examine;
 mod foreign;
 mod linger;
+mod paths;
 mod record;
 mod status;
 mod take;
@@ -18,9 +20,7 @@ mod token;
 mod wait;
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,14 +31,21 @@ use super::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term};
+use crate::exit::Fault;
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
+use directory::Directory;
+pub use directory::DiskTrouble;
 pub use directory::default_directory;
-use directory::{Directory, Paths, same_file};
 pub use linger::linger;
+use paths::{Paths, same_file};
 use record::{Kind, Record};
 use wait::Waiting;
 
 pub const NAME: &str = "file";
+
+/// While holding, how often the lock file is looked for in its place: nothing tells of a directory further up that is
+/// renamed, or mounted over.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub struct FileBackend {
     directory: Directory,
@@ -110,8 +117,14 @@ impl Backend for FileBackend {
                 Attempt::Granted(lease)
             }
             take::Taken::Busy { holder, ask_again } => Attempt::Busy(Busy { holder, ahead: None, ask_again }),
-            take::Taken::OtherTerms(why) => Attempt::OtherTerms(why),
-            take::Taken::AlreadyRan => Attempt::AlreadyRan,
+            take::Taken::OtherTerms(why) => {
+                self.waiting.is_over();
+                Attempt::OtherTerms(why)
+            }
+            take::Taken::AlreadyRan => {
+                self.waiting.is_over();
+                Attempt::AlreadyRan
+            }
         })
     }
 
@@ -119,7 +132,14 @@ impl Backend for FileBackend {
         match &self.claim {
             Some(claim) => {
                 self.waiting.is_over();
-                self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await
+                loop {
+                    let touched = self.waiting.for_interference(&claim.paths, &claim.record.who.owner);
+                    match tokio::time::timeout(LOOK_AGAIN, touched).await {
+                        Err(_) if !matches!(claim.displaced(), Ok(Some(_))) => {}
+                        Err(_) => return Ok(()),
+                        Ok(touched) => return touched,
+                    }
+                }
             }
             None => self.waiting.for_release().await,
         }
@@ -136,11 +156,12 @@ impl Backend for FileBackend {
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         let from = clock::now();
+        self.waiting.is_over();
         let claim = self.claim.as_ref().context("nothing is held")?;
         if let Some(why) = claim.displaced()? {
             return Ok(Renewal::Lost(why));
         }
-        match std::fs::read_to_string(claim.paths.revoke(&lease.owner)) {
+        match paths::read(&claim.paths.revoke(&lease.owner)) {
             Ok(reason) => Ok(Renewal::Revoked(reason)),
             Err(_) => Ok(Renewal::Held(Term { from, ..lease.term })),
         }
@@ -149,24 +170,27 @@ impl Backend for FileBackend {
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let Some(claim) = self.claim.as_mut() else { return Ok(Released::NotOurs) };
         self.waiting.is_over();
-        let ours = claim.displaced()?.is_none();
-        if let Some(last_run) = ending.last_run.as_ref().filter(|_| ours) {
-            if let Some(key) = last_run.once.as_ref().filter(|_| last_run.succeeded()) {
-                record_once(&claim.paths, key)?;
-            }
-            claim.paths.write_last_run(last_run)?;
-        }
+        let ours = claim.displaced().map(|why| why.is_none());
+        let recorded = match &ending.last_run {
+            Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.paths, last_run),
+            _ => Ok(()),
+        };
         let _ = std::fs::remove_file(claim.paths.revoke(&lease.owner));
-        match ending.hold_until.filter(|_| ours) {
+        match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
-            Some(until) => claim.record.hold(&claim.record_file, until)?,
+            Some(until) => {
+                claim.record.ended = ending.last_run.is_some();
+                claim.record.hold(&claim.record_file, until)?;
+            }
             None => {
                 claim.record.remove(&claim.paths, Kind::Holder);
                 claim.unlock();
                 self.claim = None;
             }
         }
-        Ok(if ours { Released::Done } else { Released::NotOurs })
+        // Only now: what cannot be written down must not keep others waiting. Nor is there a second try.
+        recorded?;
+        Ok(if ours.context(Fault::Refused)? { Released::Done } else { Released::NotOurs })
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
@@ -191,20 +215,34 @@ impl Backend for FileBackend {
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         self.directory.check()?;
-        status::revoke(&self.directory.paths(name), from, how)
+        status::revoke(&self.directory.paths(name), from, how).await
     }
 }
 
-fn record_once(paths: &Paths, key: &str) -> Result<()> {
-    let path = paths.once();
-    let mut file = paths.options().append(true).open(&path).with_context(|| path.display().to_string())?;
-    file.write_all(format!("{key}\n").as_bytes())
-        .and_then(|()| file.sync_data())
-        .context("cannot record the --once key")
+/// Tells of what goes wrong when the lock is free.
+fn record_run(paths: &Paths, run: &LastRun) -> Result<()> {
+    let once = match &run.once {
+        Some(key) if run.succeeded() => paths
+            .record_once(key)
+            .map_err(|error| unrecorded(&format!("--once {key}"), "a run with it will not be skipped", &error)),
+        _ => Ok(()),
+    };
+    let what_ended = |error| unrecorded("how the run ended", "status shows an older one", &error);
+    let last = paths.write_last_run(run).map_err(what_ended);
+    once.and(last)
+}
+
+fn unrecorded(what: &str, so: &str, error: &anyhow::Error) -> anyhow::Error {
+    let why = error.root_cause();
+    Fault::Refused.because(format_args!("the lock is free, but {what} is not on record, so {so}: {why}"))
 }
 
 /// The address of [`default_directory`].
 pub fn default_address() -> Result<Address> {
-    let path: PathBuf = default_directory()?;
-    Address::parse(&format!("file://{}", path.display()))
+    let path = default_directory()?;
+    let text = path.to_str().ok_or_else(|| {
+        let shown = path.display();
+        Fault::Config.because(format_args!("the lock directory {shown} is not UTF-8: use --backend file:///DIR"))
+    })?;
+    Address::parse(&format!("file://{}", text.replace('%', "%25").replace('?', "%3F")))
 }

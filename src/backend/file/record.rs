@@ -5,16 +5,15 @@
 use std::fs::{File, TryLockError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use nix::libc;
 use serde::{Deserialize, Serialize};
 
-use super::directory::Paths;
+use super::paths::{Paths, look_into, reach_into};
 use crate::clock::{self, Instant};
 use crate::lock::{Holder, Identity, LastRun, Mode, Outcome, OwnerId, Token, Waiter};
 
@@ -41,6 +40,9 @@ pub struct Record {
     /// The lock file it means: a record of a file that was replaced speaks of nothing.
     pub inode: u64,
     pub hold: Option<Hold>,
+    /// Its command has ended, and nobody needs what is held on to. Of what `dlock acquire` took that is never known.
+    #[serde(default)]
+    pub ended: bool,
 }
 
 /// Until when a lock stays taken although nobody runs under it.
@@ -113,9 +115,7 @@ impl Record {
 
     /// The record of an owner, open for a change.
     pub fn find(paths: &Paths, owner: &OwnerId) -> Option<(Record, File)> {
-        let path = path(paths, Kind::Holder, owner);
-        let mut options = File::options();
-        let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
+        let file = reach_into(&path(paths, Kind::Holder, owner)).ok()?;
         let record = Record::read_from(&file).filter(|record| record.who.owner == *owner)?;
         (record.inode == inode_of(paths)).then_some((record, file))
     }
@@ -207,9 +207,31 @@ impl Records {
 /// Everybody of a kind who speaks of the present lock file, in no order, read one by one.
 pub fn each(paths: &Paths, kind: Kind) -> impl Iterator<Item = Seen> {
     let inode = inode_of(paths);
+    paths_of(paths, kind).filter_map(|path| read(&path)).filter(move |seen| seen.record.inode == inode)
+}
+
+/// Somebody who waits for the present lock file. Whoever is found to have died waiting is forgotten: nobody else would.
+pub fn any_waiter(paths: &Paths) -> Option<Record> {
+    let inode = inode_of(paths);
+    paths_of(paths, Kind::Waiter).find_map(|path| {
+        let file = look_into(&path).ok()?;
+        if !is_kept(&file) {
+            let _ = std::fs::remove_file(&path);
+            return None;
+        }
+        Record::read_from(&file).filter(|record| record.inode == inode)
+    })
+}
+
+/// Whether whoever wrote this record still has it locked.
+pub fn is_kept(record: &File) -> bool {
+    matches!(record.try_lock_shared(), Err(TryLockError::WouldBlock))
+}
+
+fn paths_of(paths: &Paths, kind: Kind) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(&paths.side).into_iter().flatten().flatten();
     let of_kind = entries.filter(move |entry| entry.file_name().as_bytes().starts_with(prefix(kind).as_bytes()));
-    of_kind.filter_map(|entry| read(&entry.path())).filter(move |seen| seen.record.inode == inode)
+    of_kind.map(|entry| entry.path())
 }
 
 fn inode_of(paths: &Paths) -> u64 {
@@ -217,9 +239,8 @@ fn inode_of(paths: &Paths) -> u64 {
 }
 
 fn read(path: &Path) -> Option<Seen> {
-    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path).ok()?;
-    let alive = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
-    Some(Seen { record: Record::read_from(&file)?, alive, path: path.to_owned() })
+    let file = look_into(path).ok()?;
+    Some(Seen { record: Record::read_from(&file)?, alive: is_kept(&file), path: path.to_owned() })
 }
 
 fn prefix(kind: Kind) -> &'static str {

@@ -1,15 +1,16 @@
 //! Looking at locks, and taking them away.
 
-use std::fs::{File, ReadDir, TryLockError};
+use std::fs::{File, ReadDir};
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::NAME;
-use super::directory::{Directory, Paths, refusal};
+use super::directory::{Directory, refusal};
 use super::foreign::Locks;
-use super::record::{Kind, Record, Records, Seen};
+use super::paths::{self, Paths};
+use super::record::{Kind, Record, Records, Seen, is_kept};
 use crate::backend::{Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, State};
@@ -51,7 +52,7 @@ pub fn list(directory: &Directory, listing: &mut Option<ReadDir>, after: Option<
         *listing = match std::fs::read_dir(directory.path()) {
             Ok(entries) => Some(entries),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Page::default()),
-            Err(error) => return Err(refusal(error, format!("cannot list {}", directory.path().display()))),
+            Err(error) => return Err(refusal(error, "cannot list", directory.path())),
         };
     }
     let entries = listing.as_mut().context("a list begins at its beginning")?;
@@ -68,38 +69,58 @@ pub fn list(directory: &Directory, listing: &mut Option<ReadDir>, after: Option<
     Ok(Page { locks, next: (read == AT_ONCE).then(|| "more".to_owned()) })
 }
 
-pub fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
-    let seen = Records::read(paths)
-        .holders
-        .into_iter()
-        .find(|seen| seen.counts() && Some(seen.record.who.owner.as_str()) == from.owner.as_deref());
-    match (seen, how) {
-        (Some(seen), Revoke::Safely { .. }) if !seen.alive => {
+pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
+    let holders: Vec<_> = Records::read(paths).holders.into_iter().filter(Seen::counts).collect();
+    let owner_of = |seen: &Seen| seen.record.who.owner.clone();
+    let Some(seen) = holders.iter().find(|seen| Some(owner_of(seen).as_str()) == from.owner.as_deref()) else {
+        return revoke_foreign(paths, from, how);
+    };
+    let (owner, record) = (owner_of(seen), &seen.record);
+    match how {
+        Revoke::Safely { .. } if !seen.alive => {
             Ok(Revoked::Impossible("its command has ended, it is only kept by --hold-at-least: use --now".into()))
         }
-        (Some(seen), Revoke::Safely { reason }) => {
-            let owner: &OwnerId = &seen.record.who.owner;
-            paths.replace(&paths.revoke(owner), reason.as_bytes())?;
+        Revoke::Safely { .. } if record.ended => {
+            if let Some((record, file)) = Record::find(paths, &owner) {
+                end_hold(paths, &record, &file).await;
+            }
             Ok(Revoked::Marked)
         }
-        (Some(seen), Revoke::Now) => {
-            let file = match (seen.record.mode, seen.record.slot) {
-                (Mode::Slots(_), Some(slot)) => paths.slot(slot),
-                _ => paths.lock.clone(),
-            };
-            put_aside(paths, &file)?;
+        Revoke::Safely { reason } => {
+            paths.replace(&paths.revoke(&owner), reason.as_bytes())?;
+            Ok(Revoked::Marked)
+        }
+        // A fresh file would be everybody's loss. This one is told, and is no holder from now on.
+        Revoke::Now if record.mode == Mode::Shared && holders.len() > 1 => {
+            if record.hold.is_none() {
+                paths.replace(&paths.revoke(&owner), b"taken away on the spot")?;
+            }
             seen.bury(paths)?;
             Ok(Revoked::Freed)
         }
-        (None, _) if from.owner.is_some() => Ok(Revoked::NotHeld),
-        (None, Revoke::Safely { .. }) => {
+        Revoke::Now => {
+            let file = match (record.mode, record.slot) {
+                (Mode::Slots(_), Some(slot)) => paths.slot(slot),
+                _ => paths.lock.clone(),
+            };
+            paths.renew(&file)?;
+            seen.bury(paths)?;
+            Ok(Revoked::Freed)
+        }
+    }
+}
+
+fn revoke_foreign(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
+    match how {
+        _ if from.owner.is_some() => Ok(Revoked::NotHeld),
+        Revoke::Safely { .. } => {
             let pid = from.pid.map_or_else(|| "its process".to_owned(), |pid| format!("process {pid}"));
             Ok(Revoked::Impossible(format!(
                 "a program other than dlock holds it and cannot be told: end {pid}, or use --now"
             )))
         }
-        (None, Revoke::Now) => {
-            put_aside(paths, &paths.lock)?;
+        Revoke::Now => {
+            paths.renew(&paths.lock)?;
             Ok(Revoked::Freed)
         }
     }
@@ -114,33 +135,21 @@ pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reh
         return Ok(Reheld::NotOurs);
     }
     if ttl.is_zero() {
-        record.remove(paths, Kind::Holder);
-        let _ = std::fs::remove_file(paths.revoke(owner));
-        // Whoever keeps the lock for us sees that, and lets go.
-        while is_kept(&file) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        end_hold(paths, &record, &file).await;
         return Ok(Reheld::Done);
     }
-    if let Ok(reason) = std::fs::read_to_string(paths.revoke(owner)) {
+    if let Ok(reason) = paths::read(&paths.revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
     record.hold(&file, clock::now() + ttl)?;
     Ok(Reheld::Done)
 }
 
-/// Whether a process still has this record locked.
-fn is_kept(record: &File) -> bool {
-    matches!(record.try_lock_shared(), Err(TryLockError::WouldBlock))
-}
-
-/// Puts a fresh file in the place of one whose lock cannot be broken. Whoever holds the old one, and is a
-/// dlock, notices at once; newcomers lock the new one.
-fn put_aside(paths: &Paths, file: &std::path::Path) -> Result<()> {
-    let fresh = file.with_extension(format!("new.{}", std::process::id()));
-    let replace = || {
-        paths.options().write(true).open(&fresh)?;
-        std::fs::rename(&fresh, file)
-    };
-    replace().map_err(|error| refusal(error, format!("cannot replace {}", file.display())))
+/// Takes away what keeps the lock held on to. Whoever keeps it sees that, and lets go.
+async fn end_hold(paths: &Paths, record: &Record, file: &File) {
+    record.remove(paths, Kind::Holder);
+    let _ = std::fs::remove_file(paths.revoke(&record.who.owner));
+    while is_kept(file) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }

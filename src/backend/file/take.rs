@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::directory::{Paths, refusal, same_file};
+use super::directory::refusal;
 use super::foreign;
+use super::paths::{Paths, same_file};
 use super::record::{self, Kind, Record, Seen};
 use super::token;
 use super::{Claim, FileBackend};
@@ -46,7 +47,9 @@ impl FileBackend {
         for seen in gone {
             seen.bury(&paths)?;
         }
-        if ask.once.as_ref().is_some_and(|key| ran_once(&paths, key)) {
+        if let Some(key) = &ask.once
+            && paths.is_recorded(key)?
+        {
             return Ok(Taken::AlreadyRan);
         }
         if let Some(until) = held_on(&present, ask.mode) {
@@ -80,7 +83,7 @@ impl FileBackend {
                         Ok(()) => file,
                         Err(TryLockError::WouldBlock) => return Ok(None),
                         Err(TryLockError::Error(error)) => {
-                            return Err(refusal(error, format!("cannot lock {}", paths.lock.display())));
+                            return Err(refusal(error, "cannot lock", &paths.lock));
                         }
                     }
                 }
@@ -102,7 +105,7 @@ impl FileBackend {
             match file.try_lock() {
                 Ok(()) if same_file(&file, &paths.slot(k))? => return Ok(Some((k, file))),
                 Ok(()) | Err(TryLockError::WouldBlock) => self.waiting.keep_slot_file(k, file),
-                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock a slot".into())),
+                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock", &paths.slot(k))),
             }
         }
         Ok(None)
@@ -135,6 +138,7 @@ fn claim(paths: Paths, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Resu
         ttl_ms: u64::try_from(ask.ttl.as_millis()).unwrap_or(u64::MAX),
         inode: inode(&lock)?,
         hold: None,
+        ended: false,
     };
     let record_file = record.write(&paths, Kind::Holder)?;
     let shared = |file: File| Arc::new(OwnedFd::from(file));
@@ -150,8 +154,7 @@ pub fn inode(file: &File) -> Result<u64> {
 /// since each has seen to that when it came.
 fn other_terms(paths: &Paths, holders: &[Seen], ask: &Ask) -> Option<String> {
     let holder = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone());
-    let waiter = || record::each(paths, Kind::Waiter).find(Seen::counts).map(|seen| seen.record);
-    let other = holder.or_else(waiter).filter(|other| other.mode.slots() != ask.mode.slots())?;
+    let other = holder.or_else(|| record::any_waiter(paths)).filter(|other| other.mode.slots() != ask.mode.slots())?;
     let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
     let who = crate::report::describe(&other.who.clone().into());
     Some(format!("{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"))
@@ -167,10 +170,6 @@ fn held_on(present: &[Seen], mode: Mode) -> Option<Instant> {
     };
     let spans = present.iter().filter(against).filter_map(|seen| seen.record.held_on_for());
     spans.max().map(|span| clock::now() + span)
-}
-
-fn ran_once(paths: &Paths, key: &str) -> bool {
-    std::fs::read_to_string(paths.once()).is_ok_and(|keys| keys.lines().any(|line| line == key))
 }
 
 /// For the moment that an agreement among shared holders takes; whoever has it never waits for anything.

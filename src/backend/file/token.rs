@@ -11,7 +11,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
 
-use super::directory::{Paths, refusal};
+use super::directory::refusal;
+use super::paths::Paths;
 use super::record::boot_id;
 use crate::clock;
 use crate::lock::Token;
@@ -33,8 +34,7 @@ pub fn next(paths: &Paths) -> Result<Token> {
     let path = paths.token();
     let mut file = paths.open(&path)?;
     let date = clock::wall().duration_since(UNIX_EPOCH).map_or(0, micros);
-    advance(&mut file, date, boot_id())
-        .map_err(|error| refusal(error, format!("cannot record the fencing token in {}", path.display())))
+    advance(&mut file, date, boot_id()).map_err(|error| refusal(error, "cannot record the fencing token in", &path))
 }
 
 fn advance(file: &mut File, date: u64, boot: &str) -> std::io::Result<Token> {

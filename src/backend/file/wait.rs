@@ -13,7 +13,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use super::directory::Paths;
+use super::paths::{Paths, same_file};
 use super::record::{self, Kind, Record};
 use super::take::inode;
 use crate::backend::Ask;
@@ -82,7 +82,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// The lock is ours. Said only once that is in use already: what it takes to stop waiting need not be waited for.
+    /// The lock is ours, or will never be. Said only once it is in use: what it takes to stop waiting need not be waited
+    /// for.
     pub fn is_over(&mut self) {
         if self.record.is_some() {
             *self = Waiting::default();
@@ -99,6 +100,7 @@ impl Waiting {
             ttl_ms: u64::try_from(ask.ttl.as_millis()).unwrap_or(u64::MAX),
             inode,
             hold: None,
+            ended: false,
         };
         record::boot_id();
         let file = record.write(paths, Kind::Waiter)?;
@@ -138,13 +140,13 @@ impl Waiting {
     }
 
     fn is_turn(&self, file: &File) -> bool {
-        self.record.as_ref().is_some_and(|(paths, ..)| super::same_file(file, &paths.turn()).unwrap_or(false))
+        self.record.as_ref().is_some_and(|(paths, ..)| same_file(file, &paths.turn()).unwrap_or(false))
     }
 
     /// Slot files stay open while we wait: closing them would wake whoever watches, ourselves included.
     pub fn slot_file(&mut self, paths: &Paths, n: u32) -> Result<File> {
         match self.slots.remove(&n) {
-            Some(file) if super::same_file(&file, &paths.slot(n))? => Ok(file),
+            Some(file) if same_file(&file, &paths.slot(n))? => Ok(file),
             _ => paths.open(&paths.slot(n)),
         }
     }

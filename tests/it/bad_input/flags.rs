@@ -177,3 +177,11 @@ fn the_line_helps() {
     bed.dlock().args(["run", "--", "true"]).ended().expect(USAGE).saying("--name");
     expect_refusal(bed.dlock().args(["status", "--exit-code"]), &[USAGE], &"--exit-code without a name");
 }
+
+#[test]
+fn a_command_without_dashes_before_it_is_told_where_they_go() {
+    for words in [&["run", "--name", "x", "echo", "hi"][..], &["fence", "/nonexistent", "--token", "1", "echo", "hi"]] {
+        Dlock::new().args(words).ended().expect(USAGE).saying("put -- before the command: -- echo");
+    }
+    Dlock::new().args(["run", "--name", "x", "--nmae"]).ended().expect(USAGE).saying("'--nmae'");
+}

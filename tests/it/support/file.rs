@@ -54,6 +54,18 @@ impl FileBed {
         self.dir().join(format!("{}.lock", name.replace('/', "%2F")))
     }
 
+    /// Where everything is that belongs to a lock.
+    pub fn side(&self, name: &str) -> PathBuf {
+        self.lock_file(name).with_extension("d")
+    }
+
+    /// The files there whose names begin like this.
+    pub fn beside(&self, name: &str, prefix: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.side(name)).unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with(prefix)).collect()
+    }
+
     /// Leaves no room on its disk.
     pub fn fill(&self) {
         let mut filler = std::fs::File::options().append(true).create(true).open(self.filler()).unwrap();

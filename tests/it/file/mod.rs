@@ -1,11 +1,15 @@
-//! The file backend: together with flock(1), and with a directory that is not as it should be.
+//! The file backend: together with flock(1), and with files that are not where they should be.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+mod disk;
+mod users;
+
+use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
-use nix::unistd::geteuid;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::support::{Bed, Dlock, FileBed, Log, children_of, is_alive, living_with, signal, unique, until};
 
@@ -31,9 +35,56 @@ impl Drop for Flock {
     }
 }
 
+/// A lease on a file, which keeps others from opening it for as long as the kernel allows.
+struct Lease(Child);
+
+impl Lease {
+    fn on(path: &Path) -> Lease {
+        const TAKE: &str = "import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print(flush=True)
+signal.pause()";
+        let mut python = Command::new("python3");
+        let mut child = python.args(["-c", TAKE]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
+        let taken = child.stdout.take().unwrap().read(&mut [0]).unwrap();
+        assert_eq!(taken, 1, "no lease on {path:?}");
+        Lease(child)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What a command can be made to wait for.
+struct Go(TempDir);
+
+impl Go {
+    fn new() -> Go {
+        Go(tempfile::tempdir().unwrap())
+    }
+
+    fn awaited(&self) -> String {
+        format!("until [ -e {}/go ]; do sleep 0.05; done", self.0.path().display())
+    }
+
+    fn say(&self) {
+        std::fs::write(self.0.path().join("go"), "").unwrap();
+    }
+}
+
 fn state(bed: &FileBed, name: &str) -> Value {
     let json = bed.dlock().args(["status", "--json", name]).ended().expect(0).stdout;
     serde_json::from_str::<Value>(&json).unwrap()[0].clone()
+}
+
+fn has_inotify(pid: u32) -> bool {
+    let mut open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    open.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target.ends_with("anon_inode:inotify")))
 }
 
 #[test]
@@ -95,16 +146,34 @@ fn a_deleted_or_replaced_lock_file_is_a_lost_lock() {
 }
 
 #[test]
+fn a_lock_file_that_moved_away_with_a_directory_further_up_is_a_lost_lock() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let (above, locks) = (bed.dir().join("a/b"), bed.dir().join("a/b/locks"));
+    std::fs::create_dir_all(&locks).unwrap();
+    let dlock = || Dlock::new().env("DLOCK_BACKEND", format!("file://{}", locks.display())).run("x");
+    let holder = dlock().args(["--ttl", "10m"]).args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(1, 1);
+    until("the first look to be over", || has_inotify(holder.pid()));
+    std::fs::rename(&above, bed.dir().join("a/c")).unwrap();
+    std::fs::create_dir_all(&locks).unwrap();
+    holder.ended().expect(79).saying("deleted or replaced");
+    dlock().arg("-n").sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
 fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
-    let bed = FileBed::new();
-    // Whoever writes into a pipe that nobody reads waits, and so does the release.
-    let stuck = format!("mkfifo {}", bed.lock_file("x").with_extension("d").join("once").display());
-    let holder = bed.dlock().run("x").args(["--once", "k", "--ttl", "13s"]).sh(&stuck).spawn();
+    let (bed, go) = (FileBed::new(), Go::new());
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    let holder = bed.dlock().run("x").args(["--ttl", "13s"]).sh(&go.awaited()).spawn();
+    // Whoever opens a file that somebody else has a lease on waits, and so does the release.
+    let lease = Lease::on(&bed.side("x").join("last-run"));
+    go.say();
     until("its guardian to have gone", || {
         let children = children_of(holder.pid());
         !children.is_empty() && children.into_iter().all(|child| !is_alive(child))
     });
     holder.signal(Signal::SIGSTOP);
+    drop(lease);
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert!(!is_alive(holder.pid()), "stopped, and yet the lock is free?");
 }
@@ -136,66 +205,6 @@ fn tokens_grow_although_the_counter_is_lost_or_garbage() {
     std::fs::write(&counter, format!("{:020}\n", third + 3_600_000_000)).unwrap();
     let fourth = token();
     assert!(first < second && second < third && fourth == third + 3_600_000_001, "{first} {second} {third} {fourth}");
-}
-
-#[test]
-fn directories_that_others_could_tamper_with_are_refused() {
-    let bed = FileBed::new();
-    let at = |path: &str, code: i32, says: &str| {
-        let url = format!("file://{}/{path}", bed.dir().display());
-        let run = Dlock::new().env("DLOCK_BACKEND", &url).run("x").sh("echo no").ended().expect(code);
-        assert_eq!(run.saying(says).stdout, "");
-    };
-    at("missing", 78, "does not exist");
-    std::fs::create_dir(bed.dir().join("real")).unwrap();
-    symlink(bed.dir().join("real"), bed.dir().join("link")).unwrap();
-    at("link", 77, "symbolic link");
-    std::fs::write(bed.dir().join("plain"), "").unwrap();
-    at("plain", 78, "not a directory");
-    let open = bed.dir().join("open");
-    std::fs::create_dir(&open).unwrap();
-    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
-    at("open", 77, "written by everybody");
-    symlink("/etc/passwd", bed.dir().join("real/x.lock")).unwrap();
-    at("real", 77, "x.lock");
-    if geteuid().is_root() {
-        let foreign = bed.dir().join("foreign");
-        std::fs::create_dir(&foreign).unwrap();
-        std::os::unix::fs::chown(&foreign, Some(12345), None).unwrap();
-        at("foreign", 77, "belongs to user 12345");
-    }
-}
-
-#[test]
-fn a_directory_we_may_not_write_to_is_77_for_an_ordinary_user() {
-    let dir = tempfile::tempdir_in("/tmp").unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
-    let url = format!("file://{}", dir.path().display());
-    let dlock = Dlock::new().env("DLOCK_BACKEND", &url).run("x").sh("echo no");
-    let dlock = dlock.configure(|command| {
-        use std::os::unix::process::CommandExt;
-        if geteuid().is_root() {
-            command.uid(65534).gid(65534);
-        }
-    });
-    dlock.ended().expect(77).saying("x.lock");
-}
-
-#[test]
-fn a_full_disk_starts_nothing() {
-    // /dev/full takes every open and refuses every write, as a full disk does.
-    let bed = FileBed::new();
-    bed.dlock().run("x").sh("exit 0").ended().expect(0);
-    let counter = bed.dir().join("x.d/token");
-    std::fs::remove_file(&counter).unwrap();
-    if !geteuid().is_root() {
-        return;
-    }
-    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-    mknod(&counter, SFlag::S_IFCHR, Mode::from_bits_truncate(0o600), makedev(1, 7)).unwrap();
-    let ended = bed.dlock().run("x").sh("echo no").ended().expect(69).saying("No space left");
-    assert_eq!(ended.stdout, "");
-    bed.dlock().args(["status", "--exit-code", "x"]).ended().expect(0);
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! The file backend when a disk is full, a file is not what it should be, or somebody has left one behind.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use super::{Go, state};
+use crate::support::{Bed, FileBed, Log, may_mount, until};
+
+#[test]
+fn a_full_disk_starts_nothing_and_is_called_one() {
+    if !may_mount() {
+        return eprintln!("not played: only root can mount a small disk to fill");
+    }
+    let bed = FileBed::on_small_disk();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    bed.fill();
+    let ended = bed.dlock().run("x").sh("echo no").ended().expect(69).saying("No space left");
+    assert!(ended.stderr.contains("free some space on") && !ended.stderr.contains("server"), "{ended:#?}");
+    assert_eq!(ended.stdout, "");
+    assert_eq!(bed.beside("x", "tmp."), [""; 0]);
+    bed.dlock().args(["status", "--exit-code", "x"]).ended().expect(0);
+}
+
+#[test]
+fn what_cannot_be_recorded_is_said_and_keeps_nobody_waiting() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let holder = bed.dlock().run("x").args(["--once", "k"]).args(log.witness(&["for=20"])).spawn();
+    log.await_runs(1, 1);
+    std::fs::create_dir(bed.side("x").join("once")).unwrap();
+    let waiter = bed.dlock().run("x").args(log.witness(&["for=5"])).spawn();
+    holder.ended().expect(0).saying("--once k is not on record");
+    waiter.ended().expect(0).silently();
+    log.assert_no_overlap();
+    let pause = Duration::from_nanos(log.runs()[1].first - log.runs()[0].last);
+    assert!(pause < Duration::from_secs(4), "{pause:?} until the next one had it");
+    bed.dlock().run("x").args(["--once", "k"]).sh("echo no").ended().expect(78).saying("once");
+}
+
+#[test]
+fn a_full_disk_does_not_keep_the_lock_when_the_command_has_ended() {
+    if !may_mount() {
+        return eprintln!("not played: only root can mount a small disk to fill");
+    }
+    let bed = FileBed::on_small_disk();
+    let go = Go::new();
+    let holder = bed.dlock().run("x").args(["--once", "k"]).sh(&go.awaited()).spawn();
+    until("it to hold", || state(&bed, "x")["state"] == "held");
+    bed.fill();
+    go.say();
+    holder.ended().expect(0).saying("--once k is not on record").saying("No space left");
+    assert_eq!(state(&bed, "x")["state"], "free");
+    assert_eq!(bed.beside("x", "tmp."), [""; 0]);
+}
+
+#[test]
+fn nobody_who_stops_waiting_stays_on_record() {
+    let (bed, go) = (FileBed::new(), Go::new());
+    let once = ["--once", "k"];
+    let holder = bed.dlock().run("x").args(once).sh(&go.awaited()).spawn();
+    until("it to hold", || state(&bed, "x")["state"] == "held");
+    let too_late = bed.dlock().run("x").args(once).sh("echo no").spawn();
+    let mut killed = bed.dlock().run("x").sh("echo no").spawn();
+    until("two to wait", || state(&bed, "x")["waiters"].as_array().unwrap().len() == 2);
+    killed.kill();
+    assert_eq!(bed.beside("x", "waiter.").len(), 2);
+    go.say();
+    holder.ended().expect(0);
+    assert_eq!(too_late.ended().expect(0).silently().stdout, "");
+    bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
+    assert_eq!(bed.beside("x", "waiter."), [""; 0]);
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
+    let bed = FileBed::new();
+    let with_pipe = |name: &str, pipe: &Path, options: &[&str], code: i32| {
+        bed.dlock().run(name).sh("exit 0").ended().expect(0);
+        let _ = std::fs::remove_file(pipe);
+        mkfifo(pipe, Mode::S_IRWXU).unwrap();
+        bed.dlock().run(name).arg("-n").args(options).sh("exit 0").ended().expect(code);
+        bed.dlock().args(["status", name]).ended().expect(0);
+    };
+    with_pipe("lock", &bed.lock_file("lock"), &[], 78);
+    let cases: [(&str, &[&str], i32); 8] = [
+        ("token", &[], 78),
+        ("once", &["--once", "k"], 78),
+        ("mutex", &["--shared"], 78),
+        ("slot.0", &["--slots", "2"], 78),
+        ("last-run", &[], 0),
+        ("holder.them", &[], 0),
+        ("waiter.them", &[], 0),
+        ("turn", &[], 0),
+    ];
+    for (file, options, code) in cases {
+        with_pipe(file, &bed.side(file).join(file), options, code);
+    }
+}

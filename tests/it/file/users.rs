@@ -1,0 +1,135 @@
+//! The file backend among users: who may use a directory, and what an operator can do to its holders.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use nix::unistd::geteuid;
+
+use super::state;
+use crate::support::{Bed, Dlock, FileBed, Log, until};
+
+#[test]
+fn directories_that_others_could_tamper_with_are_refused() {
+    let bed = FileBed::new();
+    let at = |path: &str, code: i32, says: &str| {
+        let url = format!("file://{}/{path}", bed.dir().display());
+        let run = Dlock::new().env("DLOCK_BACKEND", &url).run("x").sh("echo no").ended().expect(code);
+        assert_eq!(run.saying(says).stdout, "");
+    };
+    at("missing", 78, "does not exist");
+    std::fs::create_dir(bed.dir().join("real")).unwrap();
+    symlink(bed.dir().join("real"), bed.dir().join("link")).unwrap();
+    at("link", 77, "symbolic link");
+    std::fs::write(bed.dir().join("plain"), "").unwrap();
+    at("plain", 78, "not a directory");
+    let open = bed.dir().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    at("open", 77, "written by everybody");
+    symlink("/etc/passwd", bed.dir().join("real/x.lock")).unwrap();
+    at("real", 77, "x.lock");
+    if geteuid().is_root() {
+        let foreign = bed.dir().join("foreign");
+        std::fs::create_dir(&foreign).unwrap();
+        std::os::unix::fs::chown(&foreign, Some(12345), None).unwrap();
+        at("foreign", 77, "belongs to user 12345");
+    }
+}
+
+#[test]
+fn a_directory_we_may_not_write_to_is_77_for_an_ordinary_user() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+    let url = format!("file://{}", dir.path().display());
+    let dlock = Dlock::new().env("DLOCK_BACKEND", &url).run("x").sh("echo no");
+    let dlock = dlock.configure(|command| {
+        use std::os::unix::process::CommandExt;
+        if geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+    });
+    dlock.ended().expect(77).saying("x.lock");
+}
+
+#[test]
+fn a_directory_that_a_group_shares_is_shared_by_all_of_it_whatever_their_umask() {
+    if !geteuid().is_root() {
+        return eprintln!("not played: only root can be two users");
+    }
+    for mode in [0o2770, 0o770] {
+        let bed = FileBed::new();
+        let dir = bed.dir().join("shared");
+        std::fs::create_dir(&dir).unwrap();
+        std::os::unix::fs::chown(&dir, None, Some(54321)).unwrap();
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode)).unwrap();
+        std::fs::set_permissions(bed.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let dlock = |user: &str| {
+            let umask = ["sh", "-c", "umask 022; exec \"$@\"", "sh"];
+            Dlock::played_by("setpriv")
+                .env("DLOCK_BACKEND", format!("file://{}", dir.display()))
+                .args(["--reuid", user, "--regid", user, "--groups", "54321"])
+                .args(umask)
+                .arg(assert_cmd::cargo::cargo_bin!("dlock"))
+        };
+        for options in [&[][..], &["--shared"], &["--slots", "2"], &["--once", "k"]] {
+            let name = format!("x{}", options.concat().replace("--", "."));
+            dlock("12345").run(&name).args(options).sh("exit 0").ended().expect(0).silently();
+            let mut holder = dlock("12345").run(&name).sh("sleep 600").spawn();
+            until("it to hold", || dlock("12346").args(["status", "--exit-code", &name]).ended().code == Some(75));
+            dlock("12346").run(&name).arg("-n").sh("echo no").ended().expect(75).saying("sleep 600");
+            dlock("12346").args(["force-release", &name, "--yes"]).ended().expect(0);
+            until("it to let go", || holder.has_ended());
+            dlock("12346").run(&name).args(options).sh("exit 0").ended().expect(0).silently();
+        }
+    }
+}
+
+#[test]
+fn what_nobody_shares_stays_ours() {
+    let mode_of = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let bed = FileBed::new();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    for (path, mode) in [(bed.lock_file("x"), 0o600), (bed.side("x"), 0o700), (bed.side("x").join("token"), 0o600)] {
+        assert_eq!(mode_of(&path), mode, "{path:?}");
+    }
+    // Whoever can write to the directory can put a file of ours there, for us to give it away.
+    std::fs::set_permissions(bed.dir(), std::fs::Permissions::from_mode(0o770)).unwrap();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    assert_eq!((mode_of(&bed.lock_file("x")), mode_of(&bed.side("x").join("last-run"))), (0o600, 0o600));
+    bed.dlock().run("y").sh("exit 0").ended().expect(0);
+    assert_eq!((mode_of(&bed.lock_file("y")), mode_of(&bed.side("y"))), (0o660, 0o770));
+}
+
+#[test]
+fn one_of_two_shared_holders_can_be_taken_out_on_the_spot() {
+    let (bed, first, second) = (FileBed::new(), Log::new(), Log::new());
+    let share = |log: &Log| bed.dlock().run("x").arg("--shared").args(log.witness(&[])).spawn();
+    let (out, mut stays) = (share(&first), share(&second));
+    first.await_runs(1, 1);
+    second.await_runs(1, 1);
+    let (gone, left) = (first.runs()[0].token, second.runs()[0].token);
+    let now = ["force-release", "x", "--yes", "--now", "--token", &gone.to_string()];
+    bed.dlock().args(now).ended().expect(0);
+    out.ended().expect(79).saying("takes the lock away");
+    let seen = state(&bed, "x");
+    assert_eq!((seen["holders"].as_array().unwrap().len(), &seen["holders"][0]["fencing_token"]), (1, &left.into()));
+    bed.dlock().run("x").arg("-n").sh("echo no").ended().expect(75);
+    assert!(!stays.has_ended());
+    bed.dlock().args(["force-release", "x", "--yes", "--now"]).ended().expect(0);
+    stays.ended().expect(79).saying("deleted or replaced");
+}
+
+#[test]
+fn what_is_only_held_on_to_is_let_go_of_when_an_operator_says_so() {
+    let bed = FileBed::new();
+    bed.dlock().run("x").args(["--hold-at-least", "10m"]).sh("exit 0").ended().expect(0);
+    bed.dlock().run("x").arg("-n").sh("echo no").ended().expect(75);
+    bed.dlock().args(["force-release", "x", "--yes"]).ended().expect(0);
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0).silently();
+    // Somebody may still be at work under what was acquired.
+    bed.dlock().args(["acquire", "--name", "y", "--ttl", "10m"]).ended().expect(0);
+    bed.dlock().args(["force-release", "y", "--yes"]).ended().expect(0);
+    assert_eq!(state(&bed, "y")["state"], "revoked");
+    bed.dlock().run("y").arg("-n").sh("echo no").ended().expect(75);
+    bed.dlock().args(["force-release", "y", "--yes", "--now"]).ended().expect(0);
+}
