@@ -28,7 +28,8 @@ impl Place {
 
 /// What a look at the queue reads along with it.
 pub const RELEASED: usize = 0;
-pub const ONCE: usize = 1;
+pub const MARK: usize = 1;
+pub const ONCE: usize = 2;
 
 #[derive(PartialEq, Eq)]
 pub enum Entered {
