@@ -9,7 +9,7 @@ use super::record::{Record, Slot};
 use super::reply::{self, Refusal, Stat};
 use super::request::{Kind, Request};
 use super::{ZooKeeper, operate, refusal, token};
-use crate::backend::{Ask, Attempt, Busy, Lease};
+use crate::backend::{Ask, Attempt, Busy, Lease, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::{Holder, LockName, Mode};
 
@@ -25,7 +25,7 @@ impl ZooKeeper {
         if !self.ensemble.is_fresh() {
             self.ensemble.attach(ask.ttl).await?;
         }
-        let mut queue = self.take_place(ask).await?;
+        let (mut queue, signs) = self.take_place(ask).await?;
         let held_until = self.pass_holds(&ask.name, &mut queue).await?;
         let place = self.place.as_ref().context("we have a place")?;
         let position = queue.position(&place.node).context("our place is in the queue")?;
@@ -38,7 +38,16 @@ impl ZooKeeper {
                 "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
             )));
         }
-        if queue.holds(position) { self.grant(ask).await } else { self.wait(ask, &queue, position, held_until).await }
+        if !queue.holds(position) {
+            return self.wait(ask, &queue, position, held_until).await;
+        }
+        if let Some(reason) = &place.record.revoked {
+            return Err(taken_away(reason));
+        }
+        match &queue.struck(&signs, ask.mode)[..] {
+            [] => self.grant(ask).await,
+            struck => self.mourn(ask, struck).await,
+        }
     }
 
     async fn grant(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -141,7 +150,7 @@ impl ZooKeeper {
             let create = |acl| Request::create(&path, b"", acl, Kind::Ephemeral);
             let mut answer = self.ensemble.call_one(create(self.acl())).await?;
             if answer == Err(Refusal::NoNode) {
-                self.make(&dir, Kind::Persistent).await?;
+                self.make(&[(&dir, Kind::Persistent)]).await?;
                 answer = self.ensemble.call_one(create(self.acl())).await?;
             }
             match answer {
@@ -180,6 +189,10 @@ impl ZooKeeper {
         requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
         let blockers = if ask.queue { queue.blockers(position) } else { &[] };
         let others = requests.len();
+        // Whoever loses its place is in others' way until it takes a new one. (A holder of a slot or a share writes to
+        // its node itself, and would hear of nothing else.)
+        let own = self.place.as_ref().filter(|_| ask.queue && ask.mode == Mode::Exclusive);
+        requests.extend(own.map(|own| Request::exists(&own.path, true)));
         requests.extend(blockers.iter().map(|one| Request::exists(&format!("{dir}/{}", one.name), true)));
         let answers = self.ensemble.call(&requests).await?;
         if ask.once.is_some() && answers[2].is_ok() {
@@ -191,8 +204,7 @@ impl ZooKeeper {
         }
         let released = answers[1].as_ref().ok().map(|answer| reply::read_stat(answer)).transpose()?;
         let holder = answers[0].as_ref().ok().map(|answer| holder(answer, released.filter(|_| alone))).transpose()?;
-        let session = self.ensemble.session()?;
-        let ask_again = session.proven + session.ttl / 3;
+        let ask_again = self.next_keep_alive()?;
         let ask_again = held_until.map_or(ask_again, |end| end.min(ask_again));
         if ask.queue {
             self.place.as_mut().context("we have a place")?.waited = true;

@@ -5,6 +5,8 @@
 //! `<uuid>[…]__lock__<seq>` as kazoo does. What only we know stands between uuid and `lock`, where both
 //! look past it, so that reading the queue is one request however long it is.
 
+use std::collections::HashSet;
+
 use crate::lock::{Mode, OwnerId, may_hold};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ pub struct Contender {
 impl Contender {
     /// Whatever ends in a sequence number contends, since to Curator it does.
     fn parse(name: &str) -> Option<Contender> {
-        let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let head = sign_of(name);
         let sequence = name[head.len()..].parse().ok()?;
         let ours = head
             .strip_prefix("_c_")
@@ -91,6 +93,11 @@ pub fn held_name(name: &str) -> String {
     format!("{stem}-hold-{}{rest}", hold.map_or(1, |n| n.wrapping_add(1)))
 }
 
+/// What the sign of life beside a place is called: as the place is, before the server numbered it.
+pub fn sign_of(name: &str) -> &str {
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
+}
+
 /// All contenders, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
 pub struct Queue(Vec<Contender>);
@@ -126,6 +133,16 @@ impl Queue {
     pub fn holds(&self, position: usize) -> bool {
         let ahead: Vec<Mode> = self.ahead(position).iter().map(|contender| contender.mode).collect();
         may_hold(self.0[position].mode, &ahead)
+    }
+
+    /// Of those who gave a sign of life before the queue was read, whoever has no place in it any more and may be
+    /// running what a contender of this mode must not run beside. Slots are told apart by their own nodes.
+    pub fn struck(&self, signs: &[String], mode: Mode) -> Vec<String> {
+        let placed: HashSet<&str> = self.0.iter().map(|contender| sign_of(&contender.name)).collect();
+        let theirs = |sign: &str| Contender::parse(&format!("{sign}0")).map(|contender| contender.mode);
+        let beside = |sign: &str| mode != Mode::Exclusive && theirs(sign) == Some(mode);
+        let struck = signs.iter().filter(|sign| !placed.contains(sign.as_str()) && !beside(sign));
+        struck.cloned().collect()
     }
 
     /// Whose going a waiter at this position has to watch for; whoever waits for several slots behind
@@ -225,6 +242,22 @@ mod tests {
         assert!(queue.holds(0) && !queue.holds(1) && !queue.holds(3));
         assert_eq!(queue.blockers(3)[0].sequence, 1);
         assert_eq!(queue.blockers(1)[0].sequence, 0);
+    }
+
+    #[test]
+    fn whoever_is_alive_without_a_place_is_in_the_way_of_all_who_must_not_run_beside_it() {
+        use Mode::{Exclusive, Shared, Slots};
+        for spelling in [Spelling::Curator, Spelling::Kazoo] {
+            for theirs in [Exclusive, Shared, Slots(2)] {
+                let (place, other) = (named(spelling, theirs, 7), named(spelling, Exclusive, 8));
+                let signs = [&place, &other].map(|name| sign_of(name).to_owned());
+                for ours in [Exclusive, Shared, Slots(2), Slots(3)] {
+                    assert!(queue(&[&place, &other]).struck(&signs, ours).is_empty());
+                    let struck = queue(&[&other]).struck(&signs, ours);
+                    assert_eq!(struck.is_empty(), ours == theirs && ours != Exclusive, "{ours:?} {theirs:?}");
+                }
+            }
+        }
     }
 
     #[test]
