@@ -29,19 +29,14 @@ impl ZooKeeper {
         let held_until = self.pass_holds(&ask.name, &mut queue).await?;
         let place = self.place.as_ref().context("we have a place")?;
         let position = queue.position(&place.node).context("our place is in the queue")?;
-        let differs = |before: &&Contender| before.mode.slots() != ask.mode.slots();
-        if let Some(other) = queue.ahead(position).iter().find(differs) {
-            let who = self.describe(&format!("{}/{}", self.lock_path(&ask.name), other.name)).await?;
-            let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
+        if let Some(why) = self.other_terms(ask, queue.ahead(position)).await? {
             self.leave().await?;
-            return Ok(Attempt::OtherTerms(format!(
-                "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
-            )));
+            return Ok(Attempt::OtherTerms(why));
         }
         if !queue.holds(position) {
             return self.wait(ask, &queue, position, held_until).await;
         }
-        if let Some(reason) = &place.record.revoked {
+        if let Some(reason) = self.place.as_ref().and_then(|place| place.record.revoked.as_ref()) {
             return Err(taken_away(reason));
         }
         match &queue.struck(&signs, ask.mode)[..] {
@@ -165,10 +160,29 @@ impl ZooKeeper {
         Ok(None)
     }
 
-    async fn describe(&mut self, path: &str) -> Result<String> {
-        let answer = self.ensemble.call_one(Request::get_data(path, false)).await?;
-        let holder = answer.ok().map(|answer| holder(&answer, None)).transpose()?;
-        Ok(crate::report::describe(&holder.unwrap_or_default()))
+    /// The terms of a dlock before us that ours do not agree with. Other programs know of none; that their names tell
+    /// no more than ours do is why the nodes have to be read.
+    async fn other_terms(&mut self, ask: &Ask, ahead: &[Contender]) -> Result<Option<String>> {
+        let differing: Vec<&Contender> = ahead.iter().filter(|one| one.mode.slots() != ask.mode.slots()).collect();
+        if differing.is_empty() {
+            return Ok(None);
+        }
+        let dir = self.lock_path(&ask.name);
+        let read = |one: &&Contender| Request::get_data(&format!("{dir}/{}", one.name), false);
+        let answers = self.ensemble.call(&differing.iter().map(read).collect::<Vec<_>>()).await?;
+        for (other, answer) in differing.iter().zip(answers) {
+            let Ok(answer) = answer else { continue };
+            let (data, stat) = reply::read_data(&answer)?;
+            let record = Record::from_bytes(&data);
+            if record.is_some() || other.hold.is_some() {
+                let who = crate::report::describe(&operate::holder(stat, record, None));
+                let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
+                return Ok(Some(format!(
+                    "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
+                )));
+            }
+        }
+        Ok(None)
     }
 
     /// Watches for what has to happen before it is our turn.

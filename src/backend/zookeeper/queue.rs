@@ -130,9 +130,15 @@ impl Queue {
         &self.0[..position]
     }
 
+    /// Other programs know of no slots and take their turn alone.
     pub fn holds(&self, position: usize) -> bool {
         let ahead: Vec<Mode> = self.ahead(position).iter().map(|contender| contender.mode).collect();
-        may_hold(self.0[position].mode, &ahead)
+        self.differing(position).is_none() && may_hold(self.0[position].mode, &ahead)
+    }
+
+    /// The last one before this position that counts the slots differently.
+    fn differing(&self, position: usize) -> Option<usize> {
+        self.ahead(position).iter().rposition(|before| before.mode.slots() != self.0[position].mode.slots())
     }
 
     /// Of those who gave a sign of life before the queue was read, whoever has no place in it any more and may be
@@ -150,6 +156,9 @@ impl Queue {
     pub fn blockers(&self, position: usize) -> &[Contender] {
         let ahead = self.ahead(position);
         let last = |at: usize| &ahead[at..=at];
+        if let Some(at) = self.differing(position) {
+            return last(at);
+        }
         match self.0[position].mode {
             Mode::Slots(n) if position <= n as usize => ahead,
             Mode::Shared => match ahead.iter().rposition(|before| before.mode != Mode::Shared) {
@@ -267,5 +276,15 @@ mod tests {
         assert!(queue.holds(1) && !queue.holds(2));
         assert_eq!(queue.blockers(2).len(), 2);
         assert_eq!(queue.blockers(4).iter().map(|one| one.sequence).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn another_program_stands_alone_between_holders_of_slots() {
+        let slots = |n| named(Spelling::Curator, Mode::Slots(3), n);
+        let foreign = named(Spelling::Kazoo, Mode::Exclusive, 1);
+        let queue = queue(&[&slots(0), &foreign, &slots(2), &slots(3)]);
+        let holding: Vec<_> = (0..4).filter(|position| queue.holds(*position)).collect();
+        assert_eq!(holding, [0]);
+        assert_eq!([2, 3].map(|position| queue.blockers(position)[0].sequence), [1, 1]);
     }
 }
