@@ -255,6 +255,11 @@ pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>
     }
 }
 
+/// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
+fn taken_away(reason: &str) -> anyhow::Error {
+    Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
+}
+
 /// What an administrator can create beforehand, where locks live in a schema.
 pub fn schema(address: &Address) -> Result<String> {
     match address.scheme() {

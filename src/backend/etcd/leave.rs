@@ -1,4 +1,4 @@
-//! Letting go of a lock, or leaving it held behind us.
+//! Letting go of a lock, or leaving it held behind us; and taking it away from others.
 //!
 //! Whoever leaves it held hangs its key on a lease that nobody renews: our own cannot be made longer than
 //! it is. The key keeps its place in the queue, so that foreign mutexes wait for its end as well.
@@ -10,10 +10,11 @@ use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
 use super::keys::lease_id;
+use super::members::no_such_lease;
 use super::queue::{Contender, Queue, ranges};
-use crate::backend::{Ending, Lease, Reheld, Released};
+use crate::backend::{Ending, Lease, Reheld, Released, Revoke, Revoked};
 use crate::clock::Instant;
-use crate::lock::{LastRun, LockName, OwnerId, Token};
+use crate::lock::{Holder, LastRun, LockName, OwnerId, Token};
 
 /// How long the end of a run may be held up to clear away a lease that nothing hangs on any more.
 const TIDYING: Duration = Duration::from_millis(200);
@@ -69,6 +70,37 @@ impl Etcd {
         }
         self.tidy(own.lease).await;
         Ok(Reheld::Done)
+    }
+
+    pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name)])).await?)?;
+        let is_meant = |one: &&Contender| {
+            let seen = one.holder();
+            seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
+        };
+        let Some(holder) = queue.holders().find(is_meant) else { return Ok(Revoked::NotHeld) };
+        let then = match how {
+            Revoke::Safely { .. } if holder.is_foreign() => {
+                return Ok(Revoked::Impossible(
+                    "its holder is not dlock and would not notice; --now takes it away at once".to_owned(),
+                ));
+            }
+            Revoke::Safely { reason } => {
+                let mark = self.keys.mark(name, &holder.key);
+                vec![TxnOp::put(mark, reason.as_str(), Some(PutOptions::new().with_lease(holder.lease)))]
+            }
+            Revoke::Now => {
+                vec![TxnOp::delete(holder.key.as_slice(), None), self.say_released(name, holder.token())]
+            }
+        };
+        let unless = Compare::create_revision(holder.key.as_slice(), CompareOp::Equal, holder.created);
+        match self.transact(Txn::new().when([unless]).and_then(then)).await {
+            Ok(answer) if !answer.succeeded() => Ok(Revoked::NotHeld),
+            Ok(_) if matches!(how, Revoke::Now) => Ok(Revoked::Freed),
+            Ok(_) => Ok(Revoked::Marked),
+            Err(error) if no_such_lease(&error) => Ok(Revoked::NotHeld),
+            Err(error) => Err(error),
+        }
     }
 
     /// Tells the next holder that it need not fear for the life of the one before.

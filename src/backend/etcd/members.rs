@@ -14,6 +14,7 @@ use tonic::{Code, Status};
 use super::watch::{Stream, Watch};
 use super::wire;
 use crate::backend::{Address, Patience, tls};
+use crate::clock;
 use crate::exit::Fault;
 
 pub struct Members {
@@ -58,10 +59,14 @@ impl Members {
     /// Asks one member after the other until one answers. What is asked must be safe to ask twice.
     pub async fn call<T>(&mut self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Result<T> {
         let mut failures = Vec::new();
+        let end = clock::now() + self.whole();
         for _ in 0..self.endpoints.len() + usize::from(self.connection.is_some()) {
+            if end.has_passed() {
+                break;
+            }
             // If our caller's patience ends while we wait, the connection is not put back.
             let kept = self.connection.take();
-            let share = self.share();
+            let share = self.share().min(end.remaining());
             let endpoint =
                 kept.as_ref().map_or_else(|| self.endpoints[self.next].clone(), |kept| kept.endpoint.clone());
             let attempt = async {
@@ -87,7 +92,7 @@ impl Members {
                 Err(_) => failures.push(silence(&endpoint, share)),
             }
         }
-        Err(summary(&failures))
+        Err(summary(&failures, self.endpoints.len()))
     }
 
     /// Asks every member there is, each on a connection of its own.
@@ -165,8 +170,13 @@ impl Members {
     /// How long one member may take. A cluster that works at all has a majority alive, so that trying
     /// one more than half of its members meets one that answers.
     fn share(&self) -> Duration {
-        let whole = if self.answered { self.patience.attempt } else { self.patience.connect };
-        whole / (self.endpoints.len() as u32 / 2 + 1)
+        self.whole() / (self.endpoints.len() as u32 / 2 + 1)
+    }
+
+    /// How long all of them may take: less than our callers wait, to whom we say what each of them did.
+    fn whole(&self) -> Duration {
+        let patience = if self.answered { self.patience.attempt } else { self.patience.connect };
+        patience - patience / 20
     }
 }
 
@@ -244,11 +254,15 @@ fn explain(endpoint: &str, error: &Error) -> (Fault, String) {
 }
 
 /// What all members did, and the fault that says most about why.
-fn summary(failures: &[(Fault, String)]) -> anyhow::Error {
-    let refused = failures.iter().any(|(fault, _)| *fault == Fault::Refused);
-    let texts: Vec<_> = failures.iter().map(|(_, text)| text.as_str()).collect();
-    let fault = if refused { Fault::Refused } else { Fault::Unreachable };
-    fault.because(texts.join("; "))
+fn summary(failures: &[(Fault, String)], members: usize) -> anyhow::Error {
+    let texts = failures.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; ");
+    if failures.iter().any(|(fault, _)| *fault == Fault::Refused) {
+        return Fault::Refused.because(texts);
+    }
+    if members > 1 && failures.len() > members / 2 {
+        return Fault::Unreachable.because(format_args!("no quorum of {members} members answers: {texts}"));
+    }
+    Fault::Unreachable.because(texts)
 }
 
 fn silence(endpoint: &str, waited: Duration) -> (Fault, String) {

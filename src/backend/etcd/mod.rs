@@ -25,18 +25,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use etcd_client::{Client, Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{Client, GetOptions, SortOrder, SortTarget, Txn, TxnOp};
 
 use self::keys::{Keys, lease_id};
-use self::members::{Members, no_such_lease};
-use self::place::{Entered, ONCE, Place, announcement};
+use self::members::Members;
+use self::place::{Entered, MARK, ONCE, Place, announcement};
 use self::predecessor::{Neighbour, Predecessor};
 use self::queue::{Contender, Queue, holds, other_terms};
 use self::status::Listing;
 use self::watch::{Glimpse, Sight, Watch, in_the_way};
 use crate::backend::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
-    Revoked,
+    Revoked, taken_away,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
@@ -92,17 +92,23 @@ impl Etcd {
         self.members.call(ask).await
     }
 
-    /// Reads the queue, or only what is not behind `place`, who let go last and, if asked for, the record of the
-    /// `once` key.
+    /// Reads the queue, or only what is not behind `place`, who let go last, whether an operator wants us to and, if
+    /// asked for, the record of the `once` key.
     fn look(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
         let mut in_order = in_order();
         if let Some(created) = place {
             in_order = in_order.with_max_create_revision(created);
         }
         let queue = TxnOp::get(self.keys.queue(&ask.name), Some(in_order));
-        let released = TxnOp::get(self.keys.released(&ask.name), None);
-        let once = self.once_key(ask).map(|once| TxnOp::get(once, None));
-        [queue, released].into_iter().chain(once).collect()
+        std::iter::once(queue).chain(self.look_beside(ask)).collect()
+    }
+
+    fn look_beside(&self, ask: &Ask) -> impl Iterator<Item = TxnOp> {
+        let released = self.keys.released(&ask.name).into_bytes();
+        let own = self.keys.contender(&ask.name, lease_id(&ask.name, ask.who.owner.as_str()));
+        let mark = self.keys.mark(&ask.name, own.as_bytes());
+        let once = self.once_key(ask).map(String::into_bytes);
+        [released, mark].into_iter().chain(once).map(|key| TxnOp::get(key, None))
     }
 
     fn read_queue(&self, name: &LockName) -> TxnOp {
@@ -128,9 +134,14 @@ impl Etcd {
     }
 
     /// It is our turn, but the one before us may still be running its command.
-    fn in_mourning(&mut self, place: Place, queue: &Queue, me: &Contender, until: Instant) -> Busy {
-        self.watch.turn_to(vec![Sight::end_of(&me.key)], queue);
+    fn in_mourning(&mut self, ask: &Ask, place: Place, queue: &Queue, me: &Contender, until: Instant) -> Busy {
+        self.watch.turn_to(self.about_us(ask, me), queue);
         Busy { holder: None, ahead: Some(0), ask_again: until.min(place.next_keep_alive()) }
+    }
+
+    /// What may happen to whoever is first in the queue.
+    fn about_us(&self, ask: &Ask, me: &Contender) -> Vec<Sight> {
+        vec![Sight::end_of(&me.key), Sight::of(&self.keys.mark(&ask.name, &me.key))]
     }
 }
 
@@ -160,8 +171,11 @@ impl Backend for Etcd {
             let Some(me) = me.filter(|_| holds(ask.mode, ahead)).map(|at| &queue.contenders[at]) else {
                 return self.busy(ask, place, &queue, ahead).await.map(Attempt::Busy);
             };
+            if let Some(reason) = queue.beside(MARK) {
+                return Err(taken_away(&reason));
+            }
             if let Some(until) = self.predecessor.as_mut().and_then(|before| before.may_live_until(&queue)) {
-                return Ok(Attempt::Busy(self.in_mourning(place, &queue, me, until)));
+                return Ok(Attempt::Busy(self.in_mourning(ask, place, &queue, me, until)));
             }
             let (token, slot) = match ask.mode {
                 Mode::Slots(_) => match self.take_slot(ask, &queue, me).await? {
@@ -173,7 +187,7 @@ impl Backend for Etcd {
             if slot.is_none() && entered == Entered::Before {
                 self.announcement = Some(announcement(me, &ask.who)?);
             }
-            self.watch.turn_to(vec![Sight::end_of(&me.key), Sight::of(&self.keys.mark(&ask.name, &me.key))], &queue);
+            self.watch.turn_to(self.about_us(ask, me), &queue);
             self.settled = Some(clock::now() + SETTLING);
             let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
             return Ok(Attempt::Granted(Lease { name, owner, token, slot, term: place.term, descriptors: Vec::new() }));
@@ -270,33 +284,6 @@ impl Backend for Etcd {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name)])).await?)?;
-        let is_meant = |one: &&Contender| {
-            let seen = one.holder();
-            seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
-        };
-        let Some(holder) = queue.holders().find(is_meant) else { return Ok(Revoked::NotHeld) };
-        let then = match how {
-            Revoke::Safely { .. } if holder.is_foreign() => {
-                return Ok(Revoked::Impossible(
-                    "its holder is not dlock and would not notice; --now takes it away at once".to_owned(),
-                ));
-            }
-            Revoke::Safely { reason } => {
-                let mark = self.keys.mark(name, &holder.key);
-                vec![TxnOp::put(mark, reason.as_str(), Some(PutOptions::new().with_lease(holder.lease)))]
-            }
-            Revoke::Now => {
-                vec![TxnOp::delete(holder.key.as_slice(), None), self.say_released(name, holder.token())]
-            }
-        };
-        let unless = Compare::create_revision(holder.key.as_slice(), CompareOp::Equal, holder.created);
-        match self.transact(Txn::new().when([unless]).and_then(then)).await {
-            Ok(answer) if !answer.succeeded() => Ok(Revoked::NotHeld),
-            Ok(_) if matches!(how, Revoke::Now) => Ok(Revoked::Freed),
-            Ok(_) => Ok(Revoked::Marked),
-            Err(error) if no_such_lease(&error) => Ok(Revoked::NotHeld),
-            Err(error) => Err(error),
-        }
+        self.take_away(name, from, how).await
     }
 }

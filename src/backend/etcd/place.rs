@@ -28,7 +28,8 @@ impl Place {
 
 /// What a look at the queue reads along with it.
 pub const RELEASED: usize = 0;
-pub const ONCE: usize = 1;
+pub const MARK: usize = 1;
+pub const ONCE: usize = 2;
 
 #[derive(PartialEq, Eq)]
 pub enum Entered {
@@ -121,9 +122,11 @@ impl Etcd {
     }
 }
 
-/// Says in our key since when we hold the lock, for `status` to tell.
+/// Says in our key since when we hold the lock, for `status` to tell. It may arrive late, when the key has been left
+/// behind on another lease: it stays there.
 pub fn announcement(me: &Contender, who: &Identity) -> Result<Txn> {
-    Ok(Txn::new().when([is_there(me)]).and_then([say_held(me, who, None)?]))
+    let untouched = Compare::mod_revision(me.key.as_slice(), CompareOp::Equal, me.modified);
+    Ok(Txn::new().when([untouched]).and_then([say_held(me, who, None)?]))
 }
 
 fn is_there(me: &Contender) -> Compare {

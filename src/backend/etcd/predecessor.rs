@@ -83,13 +83,11 @@ impl Etcd {
     /// which the server would read all to find the little that we need. `None` says nothing.
     pub(super) async fn left_to_us(&mut self, ask: &Ask, own: &str) -> Result<Option<Queue>> {
         let Some(neighbour) = self.neighbour.take() else { return Ok(None) };
-        let released = self.keys.released(&ask.name);
-        let keys = [own.as_bytes(), &neighbour.key, released.as_bytes()].map(<[u8]>::to_vec);
-        let once = self.once_key(ask).map(String::into_bytes);
-        let look: Vec<_> = keys.into_iter().chain(once).map(|key| TxnOp::get(key, None)).collect();
+        let keys = [own.as_bytes(), &neighbour.key].map(|key| TxnOp::get(key, None));
+        let look: Vec<_> = keys.into_iter().chain(self.look_beside(ask)).collect();
         let answer = self.transact(Txn::new().and_then(look)).await?;
         let mut ranges: Vec<_> = ranges(&answer).collect();
-        ensure!(ranges.len() >= 3, "etcd answered without what was asked for");
+        ensure!(ranges.len() >= 4, "etcd answered without what was asked for");
         // One that let go may keep its key for a while all the same.
         let is_gone = ranges.remove(1).kvs().is_empty();
         let queue = Queue::from_ranges(&answer, ranges.into_iter())?;

@@ -17,7 +17,7 @@ pub struct Contender {
     /// What its key dies with.
     pub lease: i64,
     pub created: i64,
-    modified: i64,
+    pub modified: i64,
     who: Option<Identity>,
     pub card: Option<Card>,
 }

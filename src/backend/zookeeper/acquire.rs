@@ -9,7 +9,7 @@ use super::record::{Record, Slot};
 use super::reply::{self, Refusal, Stat};
 use super::request::{Kind, Request};
 use super::{ZooKeeper, operate, refusal, token};
-use crate::backend::{Ask, Attempt, Busy, Lease};
+use crate::backend::{Ask, Attempt, Busy, Lease, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::{Holder, LockName, Mode};
 
@@ -25,20 +25,24 @@ impl ZooKeeper {
         if !self.ensemble.is_fresh() {
             self.ensemble.attach(ask.ttl).await?;
         }
-        let mut queue = self.take_place(ask).await?;
+        let (mut queue, signs) = self.take_place(ask).await?;
         let held_until = self.pass_holds(&ask.name, &mut queue).await?;
         let place = self.place.as_ref().context("we have a place")?;
         let position = queue.position(&place.node).context("our place is in the queue")?;
-        let differs = |before: &&Contender| before.mode.slots() != ask.mode.slots();
-        if let Some(other) = queue.ahead(position).iter().find(differs) {
-            let who = self.describe(&format!("{}/{}", self.lock_path(&ask.name), other.name)).await?;
-            let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
+        if let Some(why) = self.other_terms(ask, queue.ahead(position)).await? {
             self.leave().await?;
-            return Ok(Attempt::OtherTerms(format!(
-                "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
-            )));
+            return Ok(Attempt::OtherTerms(why));
         }
-        if queue.holds(position) { self.grant(ask).await } else { self.wait(ask, &queue, position, held_until).await }
+        if !queue.holds(position) {
+            return self.wait(ask, &queue, position, held_until).await;
+        }
+        if let Some(reason) = self.place.as_ref().and_then(|place| place.record.revoked.as_ref()) {
+            return Err(taken_away(reason));
+        }
+        match &queue.struck(&signs, ask.mode)[..] {
+            [] => self.grant(ask).await,
+            struck => self.mourn(ask, struck).await,
+        }
     }
 
     async fn grant(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -141,7 +145,7 @@ impl ZooKeeper {
             let create = |acl| Request::create(&path, b"", acl, Kind::Ephemeral);
             let mut answer = self.ensemble.call_one(create(self.acl())).await?;
             if answer == Err(Refusal::NoNode) {
-                self.make(&dir, Kind::Persistent).await?;
+                self.make(&[(&dir, Kind::Persistent)]).await?;
                 answer = self.ensemble.call_one(create(self.acl())).await?;
             }
             match answer {
@@ -156,10 +160,29 @@ impl ZooKeeper {
         Ok(None)
     }
 
-    async fn describe(&mut self, path: &str) -> Result<String> {
-        let answer = self.ensemble.call_one(Request::get_data(path, false)).await?;
-        let holder = answer.ok().map(|answer| holder(&answer, None)).transpose()?;
-        Ok(crate::report::describe(&holder.unwrap_or_default()))
+    /// The terms of a dlock before us that ours do not agree with. Other programs know of none; that their names tell
+    /// no more than ours do is why the nodes have to be read.
+    async fn other_terms(&mut self, ask: &Ask, ahead: &[Contender]) -> Result<Option<String>> {
+        let differing: Vec<&Contender> = ahead.iter().filter(|one| one.mode.slots() != ask.mode.slots()).collect();
+        if differing.is_empty() {
+            return Ok(None);
+        }
+        let dir = self.lock_path(&ask.name);
+        let read = |one: &&Contender| Request::get_data(&format!("{dir}/{}", one.name), false);
+        let answers = self.ensemble.call(&differing.iter().map(read).collect::<Vec<_>>()).await?;
+        for (other, answer) in differing.iter().zip(answers) {
+            let Ok(answer) = answer else { continue };
+            let (data, stat) = reply::read_data(&answer)?;
+            let record = Record::from_bytes(&data);
+            if record.is_some() || other.hold.is_some() {
+                let who = crate::report::describe(&operate::holder(stat, record, None));
+                let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
+                return Ok(Some(format!(
+                    "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
+                )));
+            }
+        }
+        Ok(None)
     }
 
     /// Watches for what has to happen before it is our turn.
@@ -180,6 +203,10 @@ impl ZooKeeper {
         requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key), false)));
         let blockers = if ask.queue { queue.blockers(position) } else { &[] };
         let others = requests.len();
+        // Whoever loses its place is in others' way until it takes a new one. (A holder of a slot or a share writes to
+        // its node itself, and would hear of nothing else.)
+        let own = self.place.as_ref().filter(|_| ask.queue && ask.mode == Mode::Exclusive);
+        requests.extend(own.map(|own| Request::exists(&own.path, true)));
         requests.extend(blockers.iter().map(|one| Request::exists(&format!("{dir}/{}", one.name), true)));
         let answers = self.ensemble.call(&requests).await?;
         if ask.once.is_some() && answers[2].is_ok() {
@@ -191,8 +218,7 @@ impl ZooKeeper {
         }
         let released = answers[1].as_ref().ok().map(|answer| reply::read_stat(answer)).transpose()?;
         let holder = answers[0].as_ref().ok().map(|answer| holder(answer, released.filter(|_| alone))).transpose()?;
-        let session = self.ensemble.session()?;
-        let ask_again = session.proven + session.ttl / 3;
+        let ask_again = self.next_keep_alive()?;
         let ask_again = held_until.map_or(ask_again, |end| end.min(ask_again));
         if ask.queue {
             self.place.as_mut().context("we have a place")?.waited = true;

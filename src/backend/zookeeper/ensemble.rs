@@ -119,7 +119,8 @@ impl Ensemble {
         let hosts = self.hosts.len();
         let patience = match self.session {
             Some(_) if self.answered => self.patience.attempt,
-            _ => self.patience.connect / hosts as u32,
+            // Together less than our caller waits, to whom we say what went wrong.
+            _ => self.patience.connect.mul_f64(0.95) / hosts as u32,
         };
         let mut failure: Option<anyhow::Error> = None;
         for _ in 0..hosts {

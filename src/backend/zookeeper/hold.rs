@@ -51,7 +51,7 @@ impl ZooKeeper {
             let Some(lasts) = record.as_ref().and_then(Record::lasts) else { continue };
             let left = lasts.saturating_sub(now.duration_since(server_date(stat.ctime)).unwrap_or_default());
             if left.is_zero() {
-                if self.remove(name, &path, record.as_ref()).await? {
+                if self.remove(name, &contender.name, record.as_ref()).await? {
                     queue.remove(&contender.name);
                 } else {
                     // Somebody else was faster: another waiter, or the owner with a new hold. Ask again.
@@ -76,21 +76,23 @@ impl ZooKeeper {
         }
     }
 
-    /// Removes a contender and its slot. False if it was gone already.
-    pub(super) async fn remove(&mut self, name: &LockName, path: &str, record: Option<&Record>) -> Result<bool> {
-        let mut parts = vec![Request::delete(path, ANY_VERSION)];
-        parts.extend(
-            record
-                .and_then(|one| one.slot)
-                .map(|slot| Request::delete(&self.slot_path(name, slot.number), ANY_VERSION)),
-        );
-        let answer = self.ensemble.call_one(Request::multi(&parts)).await?;
-        let answer = answer.map_err(|why| refusal(why, format_args!("cannot remove {path}")))?;
-        match reply::multi_refusal(&answer)? {
-            None => Ok(true),
-            Some((0, Refusal::NoNode)) => Ok(false),
-            Some((1, Refusal::NoNode)) => Ok(self.ensemble.call_one(Request::delete(path, ANY_VERSION)).await?.is_ok()),
-            Some((_, why)) => Err(refusal(why, format_args!("cannot remove {path}"))),
+    /// Removes a contender, its slot and its sign of life. False if it was gone already.
+    pub(super) async fn remove(&mut self, name: &LockName, node: &str, record: Option<&Record>) -> Result<bool> {
+        let path = format!("{}/{node}", self.lock_path(name));
+        let slot = record.and_then(|one| one.slot).map(|slot| self.slot_path(name, slot.number));
+        let is_hold = record.is_some_and(|one| one.hold.is_some());
+        let sign = (!is_hold).then(|| self.sign_path(name, node));
+        let mut paths: Vec<String> = [Some(path.clone()), slot, sign].into_iter().flatten().collect();
+        loop {
+            let parts: Vec<Request> = paths.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
+            let answer = self.ensemble.call_one(Request::multi(&parts)).await?;
+            let answer = answer.map_err(|why| refusal(why, format_args!("cannot remove {path}")))?;
+            match reply::multi_refusal(&answer)? {
+                None => return Ok(true),
+                Some((0, Refusal::NoNode)) => return Ok(false),
+                Some((at, Refusal::NoNode)) => drop(paths.remove(at)),
+                Some((_, why)) => return Err(refusal(why, format_args!("cannot remove {path}"))),
+            }
         }
     }
 
@@ -113,7 +115,7 @@ impl ZooKeeper {
         loop {
             let Some(held) = self.hold_of(name, owner).await? else { return self.without_hold(name, owner).await };
             if ttl.is_zero() {
-                let removed = self.remove(name, &held.path, Some(&held.record)).await?;
+                let removed = self.remove(name, &held.name, Some(&held.record)).await?;
                 return Ok(if removed { Reheld::Done } else { Reheld::NotOurs });
             }
             if let Some(reason) = held.record.revoked {

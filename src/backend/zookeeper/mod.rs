@@ -8,6 +8,7 @@
 //! /dlock-meta/NAME               how the last run ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
+//! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`life`]
 //! ```
 //!
 //! The token is the czxid of our node: the number of the transaction that created it, which no loss of
@@ -21,6 +22,7 @@ mod acquire;
 mod ensemble;
 mod examine;
 mod hold;
+mod life;
 mod link;
 mod operate;
 mod place;
@@ -133,13 +135,24 @@ impl ZooKeeper {
         format!("{}/once-{escaped}", self.meta_path(name))
     }
 
-    /// Makes a node and whatever is missing above it, but not above the chroot.
-    async fn make(&mut self, path: &str, kind: Kind) -> Result<()> {
-        let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
-        let mut requests: Vec<Request> =
-            parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent)).collect();
-        requests.push(Request::create(path, b"", self.acl(), kind));
+    /// Makes nodes and whatever is missing above them, but not above the chroot.
+    async fn make(&mut self, nodes: &[(&str, Kind)]) -> Result<()> {
+        let mut requests = Vec::new();
+        let mut ends = Vec::new();
+        for (path, kind) in nodes {
+            let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
+            requests.extend(parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent)));
+            requests.push(Request::create(path, b"", self.acl(), *kind));
+            ends.push(requests.len());
+        }
         let answers = self.ensemble.call(&requests).await?;
+        for ((path, _), end) in nodes.iter().zip(ends) {
+            self.expect_made(path, &answers[..end])?;
+        }
+        Ok(())
+    }
+
+    fn expect_made(&self, path: &str, answers: &[Answer]) -> Result<()> {
         match answers.last() {
             Some(Ok(_) | Err(Refusal::NodeExists)) => Ok(()),
             // Why one further up was refused says more.
@@ -176,6 +189,12 @@ impl ZooKeeper {
     fn forget_place(&mut self) {
         self.place = None;
         self.asked = false;
+    }
+
+    /// When whoever waits has to give a sign of life at the latest.
+    fn next_keep_alive(&self) -> Result<Instant> {
+        let session = self.ensemble.session()?;
+        Ok(session.proven + session.ttl / 3)
     }
 
     fn term(&self) -> Result<Term> {

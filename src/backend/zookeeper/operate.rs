@@ -190,7 +190,7 @@ impl ZooKeeper {
                     ));
                 }
                 _ => {
-                    let removed = self.remove(name, &path, record).await?;
+                    let removed = self.remove(name, &contender.name, record).await?;
                     return Ok(if removed { Revoked::Freed } else { Revoked::NotHeld });
                 }
             };

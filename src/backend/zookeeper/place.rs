@@ -2,13 +2,14 @@
 
 use anyhow::{Context, Result, bail};
 
+use super::life::read_signs;
 use super::queue::Queue;
 use super::record::{Record, ServerClock};
 use super::reply::{self, Refusal, Stat};
 use super::request::{ANY_VERSION, Kind, Request};
 use super::{ZooKeeper, refusal, token};
 use crate::backend::Ask;
-use crate::lock::Token;
+use crate::lock::{LockName, Token};
 
 /// Our node among the contenders.
 pub(super) struct Place {
@@ -44,25 +45,27 @@ impl Place {
 
 impl ZooKeeper {
     /// Finds or takes our place, and reads the queue that it is in, after a transaction on this connection.
-    pub(super) async fn take_place(&mut self, ask: &Ask) -> Result<Queue> {
+    /// With it come the signs of life as they were just before.
+    pub(super) async fn take_place(&mut self, ask: &Ask) -> Result<(Queue, Vec<String>)> {
         let dir = self.lock_path(&ask.name);
         // More than once, since our node and the container above it may be deleted while we look.
         for _ in 0..4 {
-            if let Some(queue) = self.keep_place(&dir).await? {
-                return Ok(queue);
+            if let Some(seen) = self.keep_place(&ask.name, &dir).await? {
+                return Ok(seen);
             }
             if self.asked && self.find_place(ask, &dir).await? {
                 continue;
             }
-            if let Some(queue) = self.create_place(ask, &dir).await? {
-                return Ok(queue);
+            if let Some(seen) = self.create_place(ask, &dir).await? {
+                return Ok(seen);
             }
         }
         bail!("{dir} is deleted again and again")
     }
 
-    async fn keep_place(&mut self, dir: &str) -> Result<Option<Queue>> {
+    async fn keep_place(&mut self, name: &LockName, dir: &str) -> Result<Option<(Queue, Vec<String>)>> {
         let Some(place) = &self.place else { return Ok(None) };
+        let signs = self.signs_path(name);
         let session = self.ensemble.session()?;
         if place.session != session.id {
             self.place = None;
@@ -78,12 +81,23 @@ impl ZooKeeper {
                 Some((_, why)) => return Err(refusal(why, "cannot keep our place")),
             }
         }
-        let queue = Queue::new(&self.children(dir).await?);
-        if self.place.as_ref().is_some_and(|place| queue.position(&place.node).is_some()) {
-            return Ok(Some(queue));
+        let Some(place) = &mut self.place else { return Ok(None) };
+        // The signs first: whoever comes meanwhile is not taken for one that has lost its place.
+        let requests =
+            [Request::get_children(&signs), Request::get_children(dir), Request::get_data(&place.path, false)];
+        let answers = self.ensemble.call(&requests).await?;
+        let [alive, children, Ok(ours)] = &answers[..] else {
+            self.place = None;
+            return Ok(None);
+        };
+        let children = children.as_ref().map_err(|why| refusal(*why, format_args!("cannot list {dir}")))?;
+        let queue = Queue::new(&reply::read_children(children)?);
+        place.record.revoked = Record::from_bytes(&reply::read_data(ours)?.0).and_then(|record| record.revoked);
+        if queue.position(&place.node).is_none() {
+            self.place = None;
+            return Ok(None);
         }
-        self.place = None;
-        Ok(None)
+        Ok(Some((queue, read_signs(alive)?)))
     }
 
     /// Looks for the place that a request without an answer may have taken.
@@ -108,33 +122,46 @@ impl ZooKeeper {
         }
     }
 
-    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Queue>> {
+    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<(Queue, Vec<String>)>> {
         let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
         let record = Record::new(&ask.who, self.ensemble.session()?.ttl);
-        let path = format!("{dir}/{prefix}");
-        let create = Request::create(&path, &record.to_bytes(), self.acl(), Kind::EphemeralSequential);
+        let (signs, sign) = (self.signs_path(&ask.name), self.sign_path(&ask.name, &prefix));
+        let place = format!("{dir}/{prefix}");
+        let create = Request::multi(&[
+            Request::create(&place, &record.to_bytes(), self.acl(), Kind::EphemeralSequential),
+            Request::create(&sign, b"", self.acl(), Kind::Ephemeral),
+        ]);
         self.asked = true;
         let ran_before = Request::exists(&self.meta_path(&ask.name), false);
-        let answers = self.ensemble.call(&[create, Request::get_children(dir), ran_before]).await?;
-        match &answers[..] {
-            [Ok(created), Ok(children), ran_before] => {
-                self.ran_before = ran_before.is_ok();
-                let (path, stat) = reply::read_created(created)?;
-                let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
-                let node = node.context("a node is made where it was asked for")?.to_owned();
-                let place = Place::new(dir, node, stat, record);
-                self.clock = Some(place.clock);
-                self.place = Some(place);
-                self.ensemble.prove();
-                let queue = Queue::new(&reply::read_children(children)?);
-                Ok(self.place.as_ref().and_then(|place| queue.position(&place.node)).map(|_| queue))
+        let twin = Request::exists(&sign, false);
+        let requests = [create, twin, Request::get_children(&signs), Request::get_children(dir), ran_before];
+        let answers = self.ensemble.call(&requests).await?;
+        let [created, twin, alive, children, ran_before] = &answers[..] else { bail!("an answer to each request") };
+        let refused = |why| refusal(why, format_args!("cannot take a place in {dir}"));
+        let created = created.as_ref().map_err(|why| refused(*why))?;
+        match reply::multi_refusal(created)? {
+            None => {}
+            Some((_, Refusal::NoNode)) => {
+                self.make(&[(dir, Kind::Container), (&signs, Kind::Container)]).await?;
+                return Ok(None);
             }
-            [Err(Refusal::NoNode), ..] => {
-                self.make(dir, Kind::Container).await?;
-                Ok(None)
+            // We had a place, and lost it.
+            Some((_, Refusal::NodeExists)) => {
+                let _gone_either_way = self.ensemble.call_one(Request::delete(&sign, ANY_VERSION)).await?;
+                return Ok(None);
             }
-            [Err(why), ..] | [_, Err(why), _] => Err(refusal(*why, format_args!("cannot take a place in {dir}"))),
-            _ => bail!("three answers to three requests"),
+            Some((_, why)) => return Err(refused(why)),
         }
+        self.ran_before = ran_before.is_ok();
+        // A multi tells no more than the path; but what was made in one transaction has the same number and date.
+        let Ok(stat) = twin else { return Ok(None) };
+        let (path, stat) = (reply::read_first_created(created)?, reply::read_stat(stat)?);
+        let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
+        let node = node.context("a node is made where it was asked for")?.to_owned();
+        let place = self.place.insert(Place::new(dir, node, stat, record));
+        self.clock = Some(place.clock);
+        self.ensemble.prove();
+        let queue = Queue::new(&reply::read_children(children.as_ref().map_err(|why| refused(*why))?)?);
+        Ok(queue.position(&place.node).is_some().then_some((queue, read_signs(alive)?)))
     }
 }

@@ -5,6 +5,8 @@
 //! `<uuid>[…]__lock__<seq>` as kazoo does. What only we know stands between uuid and `lock`, where both
 //! look past it, so that reading the queue is one request however long it is.
 
+use std::collections::HashSet;
+
 use crate::lock::{Mode, OwnerId, may_hold};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,7 @@ pub struct Contender {
 impl Contender {
     /// Whatever ends in a sequence number contends, since to Curator it does.
     fn parse(name: &str) -> Option<Contender> {
-        let head = name.trim_end_matches(|c: char| c.is_ascii_digit());
+        let head = sign_of(name);
         let sequence = name[head.len()..].parse().ok()?;
         let ours = head
             .strip_prefix("_c_")
@@ -91,6 +93,11 @@ pub fn held_name(name: &str) -> String {
     format!("{stem}-hold-{}{rest}", hold.map_or(1, |n| n.wrapping_add(1)))
 }
 
+/// What the sign of life beside a place is called: as the place is, before the server numbered it.
+pub fn sign_of(name: &str) -> &str {
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
+}
+
 /// All contenders, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
 pub struct Queue(Vec<Contender>);
@@ -123,9 +130,25 @@ impl Queue {
         &self.0[..position]
     }
 
+    /// Other programs know of no slots and take their turn alone.
     pub fn holds(&self, position: usize) -> bool {
         let ahead: Vec<Mode> = self.ahead(position).iter().map(|contender| contender.mode).collect();
-        may_hold(self.0[position].mode, &ahead)
+        self.differing(position).is_none() && may_hold(self.0[position].mode, &ahead)
+    }
+
+    /// The last one before this position that counts the slots differently.
+    fn differing(&self, position: usize) -> Option<usize> {
+        self.ahead(position).iter().rposition(|before| before.mode.slots() != self.0[position].mode.slots())
+    }
+
+    /// Of those who gave a sign of life before the queue was read, whoever has no place in it any more and may be
+    /// running what a contender of this mode must not run beside. Slots are told apart by their own nodes.
+    pub fn struck(&self, signs: &[String], mode: Mode) -> Vec<String> {
+        let placed: HashSet<&str> = self.0.iter().map(|contender| sign_of(&contender.name)).collect();
+        let theirs = |sign: &str| Contender::parse(&format!("{sign}0")).map(|contender| contender.mode);
+        let beside = |sign: &str| mode != Mode::Exclusive && theirs(sign) == Some(mode);
+        let struck = signs.iter().filter(|sign| !placed.contains(sign.as_str()) && !beside(sign));
+        struck.cloned().collect()
     }
 
     /// Whose going a waiter at this position has to watch for; whoever waits for several slots behind
@@ -133,6 +156,9 @@ impl Queue {
     pub fn blockers(&self, position: usize) -> &[Contender] {
         let ahead = self.ahead(position);
         let last = |at: usize| &ahead[at..=at];
+        if let Some(at) = self.differing(position) {
+            return last(at);
+        }
         match self.0[position].mode {
             Mode::Slots(n) if position <= n as usize => ahead,
             Mode::Shared => match ahead.iter().rposition(|before| before.mode != Mode::Shared) {
@@ -228,11 +254,37 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_alive_without_a_place_is_in_the_way_of_all_who_must_not_run_beside_it() {
+        use Mode::{Exclusive, Shared, Slots};
+        for spelling in [Spelling::Curator, Spelling::Kazoo] {
+            for theirs in [Exclusive, Shared, Slots(2)] {
+                let (place, other) = (named(spelling, theirs, 7), named(spelling, Exclusive, 8));
+                let signs = [&place, &other].map(|name| sign_of(name).to_owned());
+                for ours in [Exclusive, Shared, Slots(2), Slots(3)] {
+                    assert!(queue(&[&place, &other]).struck(&signs, ours).is_empty());
+                    let struck = queue(&[&other]).struck(&signs, ours);
+                    assert_eq!(struck.is_empty(), ours == theirs && ours != Exclusive, "{ours:?} {theirs:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn the_first_waiter_for_a_slot_watches_all_holders_and_the_others_their_predecessor() {
         let names: Vec<String> = (0..5).map(|n| named(Spelling::Curator, Mode::Slots(2), n)).collect();
         let queue = Queue::new(&names);
         assert!(queue.holds(1) && !queue.holds(2));
         assert_eq!(queue.blockers(2).len(), 2);
         assert_eq!(queue.blockers(4).iter().map(|one| one.sequence).collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn another_program_stands_alone_between_holders_of_slots() {
+        let slots = |n| named(Spelling::Curator, Mode::Slots(3), n);
+        let foreign = named(Spelling::Kazoo, Mode::Exclusive, 1);
+        let queue = queue(&[&slots(0), &foreign, &slots(2), &slots(3)]);
+        let holding: Vec<_> = (0..4).filter(|position| queue.holds(*position)).collect();
+        assert_eq!(holding, [0]);
+        assert_eq!([2, 3].map(|position| queue.blockers(position)[0].sequence), [1, 1]);
     }
 }

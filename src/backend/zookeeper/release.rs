@@ -17,6 +17,7 @@ use crate::lock::LastRun;
 enum Part {
     Place,
     Slot,
+    Sign,
     Hold,
     LastRun,
     Once,
@@ -30,6 +31,7 @@ struct Plan<'a> {
     /// Most servers are not told to have nodes that expire. There the hold stays until a dlock passes it.
     expiring: bool,
     slot: bool,
+    sign: bool,
     /// There is a node for the record of the run. If there is none, one is made in the same step.
     ran_before: bool,
 }
@@ -47,6 +49,7 @@ impl ZooKeeper {
             hold: ending.hold_until.map(|until| until.remaining()).filter(|left| !left.is_zero()),
             expiring: true,
             slot: place.record.slot.is_some(),
+            sign: true,
             ran_before: self.ran_before,
         };
         loop {
@@ -59,12 +62,13 @@ impl ZooKeeper {
                 None => break,
                 Some((Part::Place, Refusal::NoNode)) => return self.was_released(lease).await,
                 Some((Part::Slot, Refusal::NoNode)) => plan.slot = false,
+                Some((Part::Sign, Refusal::NoNode)) => plan.sign = false,
                 Some((Part::LastRun, Refusal::NoNode)) if plan.ran_before => plan.ran_before = false,
                 Some((Part::LastRun, Refusal::NodeExists)) => plan.ran_before = true,
                 Some((Part::LastRun, Refusal::NoNode)) => {
                     plan.ran_before = true;
                     let meta = self.meta_path(&lease.name);
-                    self.make(&meta, Kind::Persistent).await?;
+                    self.make(&[(&meta, Kind::Persistent)]).await?;
                 }
                 Some((Part::Once, Refusal::NodeExists)) => plan.once = None,
                 Some((Part::Hold, Refusal::Unimplemented)) if plan.expiring => plan.expiring = false,
@@ -79,6 +83,8 @@ impl ZooKeeper {
     fn transaction(&self, lease: &Lease, place: &Place, plan: &Plan<'_>) -> Vec<(Part, Request)> {
         let name = &lease.name;
         let mut parts = vec![(Part::Place, Request::delete(&place.path, ANY_VERSION))];
+        let sign = plan.sign.then(|| self.sign_path(name, &place.node));
+        parts.extend(sign.map(|sign| (Part::Sign, Request::delete(&sign, ANY_VERSION))));
         let slot = place.record.slot.filter(|_| plan.slot).map(|slot| self.slot_path(name, slot.number));
         parts.extend(slot.as_ref().map(|slot| (Part::Slot, Request::delete(slot, ANY_VERSION))));
         if let Some(lasts) = plan.hold {

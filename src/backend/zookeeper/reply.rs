@@ -133,6 +133,13 @@ pub fn read_created(answer: &[u8]) -> Result<(String, Stat)> {
     Ok((read.string()?, read.stat()?))
 }
 
+/// The path of the node that the first part of a multi has created, if all of it was done.
+pub fn read_first_created(answer: &[u8]) -> Result<String> {
+    let mut read = Reader(answer);
+    let (_op, _done, _code) = (read.i32()?, read.bool()?, read.i32()?);
+    read.string()
+}
+
 pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
     let mut read = Reader(answer);
     Ok((read.buffer()?.to_vec(), read.stat()?))

@@ -115,6 +115,17 @@ fn tls_lets_in_who_shows_and_believes_the_right_certificates() {
 }
 
 #[test]
+fn a_cluster_of_which_most_are_frozen_is_69_and_says_so() {
+    let etcd = Etcd::cluster();
+    let left = etcd.leader();
+    for (_, member) in etcd.members.iter().enumerate().filter(|(n, _)| *n != left) {
+        member.freeze();
+    }
+    let dlock = etcd.dlock().run(&unique("frozen")).args(["--connect-timeout", "2s"]).sh("echo ran");
+    assert_eq!(dlock.ended().expect(69).saying("no quorum of 3 members").saying("did not answer").stdout, "");
+}
+
+#[test]
 fn a_cluster_without_quorum_is_69() {
     let mut etcd = Etcd::cluster();
     let left = etcd.leader();
@@ -124,7 +135,7 @@ fn a_cluster_without_quorum_is_69() {
         }
     }
     let dlock = || etcd.dlock().run(&unique("quorum")).args(["--connect-timeout", "2s"]).sh("echo ran").ended();
-    assert_eq!(dlock().expect(69).stdout, "");
+    assert_eq!(dlock().expect(69).saying("no quorum of 3 members").stdout, "");
     // The one that is left comes to know that it leads nobody, and says so.
     until("the last member to say that it has no leader", || dlock().expect(69).stderr.contains("no leader"));
 }

@@ -97,6 +97,23 @@ fn the_next_waits_until_the_one_that_an_operator_struck_is_dead() {
 }
 
 #[test]
+fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
+    let (name, log) = (unique("early"), Log::new());
+    let holder = shared().dlock().run(&name).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let next = shared().dlock().run(&name).args(["--ttl", "1h"]).args(log.witness(&[])).spawn();
+    until("the next to be in the queue", || shared().contenders(&name).len() == 2);
+    next.signal(Signal::SIGSTOP);
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    let told = shared().dlock().args(["force-release", &name, "--yes", "--reason", "not now"]).ended().expect(0);
+    assert!(told.stdout.contains(&format!("pid {}", next.pid())), "{told:#?}");
+    next.signal(Signal::SIGCONT);
+    next.ended().expect(79).saying("not now");
+    assert_eq!(log.runs().len(), 1);
+}
+
+#[test]
 fn a_waiter_whose_lease_is_revoked_takes_a_new_place() {
     let (name, log, dir) = (unique("requeue"), Log::new(), tempfile::tempdir().unwrap());
     let order = dir.path().join("order");

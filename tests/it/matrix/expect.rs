@@ -80,7 +80,7 @@ pub fn expectation(backend: Backend, fault: Fault) -> Option<Expect> {
         // Nothing on the machine runs, so nothing on it can act in time.
         (F::MachineFrozen, _) => Some(TokenRefuses),
         // Whoever is free to take the lock is told of it in the same moment as its holder.
-        (F::RecordDeleted, B::File | B::ZooKeeper1 | B::ZooKeeper3) => Some(TokenRefuses),
+        (F::RecordDeleted, B::File) => Some(TokenRefuses),
         (F::ServersRestartedEmpty | F::RecordDeleted | F::Flushed | F::Evicted, B::Redlock3 | B::Redlock5) => {
             Some(TokenRefuses)
         }

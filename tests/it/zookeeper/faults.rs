@@ -13,11 +13,16 @@ fn holder(dlock: Dlock, name: &str, log: &Log) -> Running {
 /// A waiter with a way of its own to the server, which has to get the lock in the end.
 fn next(bed: &dyn Bed, name: &str, log: &Log) -> Running {
     let running = bed.dlock().run(name).args(["--ttl", "4s"]).args(log.witness(&["for=50"])).spawn();
+    await_waiter(bed, name);
+    running
+}
+
+#[track_caller]
+fn await_waiter(bed: &dyn Bed, name: &str) {
     until("a waiter in `status`", || {
         let status = bed.dlock().args(["status", "--json", name]).ended().expect(0).stdout;
         serde_json::from_str::<serde_json::Value>(&status).unwrap()[0]["waiters"].as_array().unwrap().len() == 1
     });
-    running
 }
 
 /// Waits until the command has lived on for longer than a lease that nobody renews.
@@ -85,6 +90,42 @@ fn a_node_deleted_by_an_operator_ends_the_command_at_once() {
     assert!(kazoo(bed.port, &name, "-").arg("clear").status().unwrap().success());
     // Well before a lease of two minutes would have been renewed.
     holder.ended().expect(79).saying("deleted");
+}
+
+#[test]
+fn the_next_waits_until_the_one_that_an_operator_struck_is_dead() {
+    let bed = ZooKeeperBed::shared();
+    for what in ["behead", "clear"] {
+        let (name, log) = (unique("struck"), Log::new());
+        let holder = holder(bed.dlock(), &name, &log);
+        let next = next(&bed, &name, &log);
+        // Stopped, it cannot notice before its own time is over.
+        holder.signal(Signal::SIGSTOP);
+        assert!(kazoo(bed.port, &name, "-").arg(what).status().unwrap().success());
+        // This one has seen nothing of it.
+        bed.dlock().run(&name).args(log.witness(&["for=50"])).ended().expect(0);
+        next.ended().expect(0);
+        log.assert_no_overlap();
+        holder.signal(Signal::SIGCONT);
+        holder.ended().expect(79);
+    }
+}
+
+#[test]
+fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
+    let (bed, name, log) = (ZooKeeperBed::shared(), unique("early"), Log::new());
+    let holder = bed.dlock().run(&name).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let next = bed.dlock().run(&name).args(["--ttl", "120s"]).args(log.witness(&[])).spawn();
+    await_waiter(&bed, &name);
+    next.signal(Signal::SIGSTOP);
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+    let told = bed.dlock().args(["force-release", &name, "--yes", "--reason", "not now"]).ended().expect(0);
+    assert!(told.stdout.contains(&format!("pid {}", next.pid())), "{told:#?}");
+    next.signal(Signal::SIGCONT);
+    next.ended().expect(79).saying("not now");
+    assert_eq!(log.runs().len(), 1);
 }
 
 #[test]

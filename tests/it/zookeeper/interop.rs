@@ -107,6 +107,31 @@ fn curator_and_dlock_exclude_each_other() {
 }
 
 #[test]
+fn kazoo_stands_alone_between_holders_of_slots() {
+    let (bed, name) = (ZooKeeperBed::shared(), unique("slots"));
+    let slots = |log: &Log| bed.dlock().run(&name).args(["--slots", "3"]).args(log.witness(&[])).spawn();
+    let (before, after) = (Log::new(), Log::new());
+    let first = slots(&before);
+    before.await_runs(1, 1);
+    let foreign = Foreign::spawn(kazoo(bed.port, &name, "-lock-"));
+    until("kazoo to wait", || waiting(&|| bed.dlock(), &name) == 1);
+    bed.dlock().run(&name).args(["-n", "--slots", "3"]).sh("echo no").ended().expect(75);
+    let second = slots(&after);
+    until("dlock to wait", || waiting(&|| bed.dlock(), &name) == 2);
+    // Those who do have terms are still held to them.
+    bed.dlock().run(&name).args(["-n", "--slots", "2"]).sh("echo no").ended().expect(65).saying("--slots 3");
+    assert!(!foreign.has_started());
+    first.signal(nix::sys::signal::Signal::SIGTERM);
+    first.ended().expect(143);
+    foreign.await_start();
+    assert!(after.runs().is_empty());
+    foreign.go();
+    after.await_runs(1, 1);
+    second.signal(nix::sys::signal::Signal::SIGTERM);
+    second.ended().expect(143);
+}
+
+#[test]
 fn a_hold_keeps_other_programs_out_too() {
     let (bed, name) = (ZooKeeperBed::shared(), unique("hold"));
     bed.dlock().run(&name).args(["--hold-at-least", "1h"]).sh("exit 0").ended().expect(0);

@@ -54,3 +54,72 @@ async fn our_turn_does_not_come_when_our_own_key_is_gone() {
     assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
     granted(&mut c, &third).await;
 }
+
+async fn revoke(operator: &mut Etcd, ask: &Ask) {
+    let holder = operator.inspect(&ask.name).await.unwrap().holders.remove(0);
+    assert_eq!(holder.owner.as_deref(), Some(ask.who.owner.as_str()));
+    let safely = Revoke::Safely { reason: "maintenance".to_owned() };
+    assert_eq!(operator.revoke(&ask.name, &holder, &safely).await.unwrap(), Revoked::Marked);
+}
+
+async fn is_taken_away(etcd: &mut Etcd, ask: &Ask) {
+    let error = etcd.try_acquire(ask).await.expect_err("nothing is started under it");
+    assert!(Fault::of(&error) == Fault::NotOurs && format!("{error:#}").contains("maintenance"), "{error:#}");
+    etcd.withdraw(ask).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_taken_away_before_we_look_is_not_ours() {
+    let server = Server::start(1);
+    let (mut a, mut b) = (server.open().await, server.open().await);
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(2)] {
+        let (first, second) = (Ask { mode, ..ask("job") }, Ask { mode, ..ask("job") });
+        let lease = granted(&mut a, &first).await;
+        b.enter(&second).await.unwrap();
+        assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+        revoke(&mut a, &second).await;
+        is_taken_away(&mut b, &second).await;
+    }
+    // The same if our neighbour tells us that it has left the lock to us.
+    let (first, second) = (ask("job"), ask("job"));
+    let lease = granted(&mut a, &first).await;
+    busy(&mut b, &second).await;
+    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+    revoke(&mut a, &second).await;
+    is_taken_away(&mut b, &second).await;
+    assert_eq!(a.inspect(&first.name).await.unwrap().state, State::Free);
+}
+
+#[tokio::test]
+async fn who_waits_for_one_that_vanished_hears_that_its_turn_is_taken_away() {
+    let server = Server::start(1);
+    let (mut a, mut b) = (server.open().await, server.open().await);
+    let (first, second) = (ask("job"), ask("job"));
+    granted(&mut a, &first).await;
+    busy(&mut b, &second).await;
+    delete_lease(&mut a, &first).await;
+    woken(&mut b).await;
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
+    let (_, ()) = tokio::join!(woken(&mut b), revoke(&mut a, &second));
+    is_taken_away(&mut b, &second).await;
+}
+
+#[tokio::test]
+async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() {
+    let server = Server::start(1);
+    let (mut a, mut b) = (server.open().await, server.open().await);
+    let (first, second) = (ask("job"), Ask { ttl: Duration::from_secs(3), ..ask("job") });
+    let lease = granted(&mut a, &first).await;
+    busy(&mut b, &second).await;
+    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+    let lease = granted(&mut b, &second).await;
+    let announcement = b.announcement.take().expect("it has waited");
+    // It is under way while the lock is released, and its lease still there when it arrives.
+    let id = lease_id(&second.name, second.who.owner.as_str());
+    let hold_until = Some(crate::clock::now() + Duration::from_secs(600));
+    assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease, None) }).await.unwrap(), Released::Done);
+    b.grant(id, second.ttl).await.unwrap();
+    a.transact(announcement).await.unwrap();
+    let held = a.inspect(&first.name).await.unwrap().holders.remove(0);
+    assert!(held.expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
+}

@@ -3,6 +3,7 @@
 
 mod holding;
 mod listing;
+mod struck;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
