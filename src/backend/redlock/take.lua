@@ -1,7 +1,7 @@
 -- First phase: takes this node if nobody else has it or is before us in the queue, and says which token it
 -- would have to be at least. insists: the nodes do not agree on who is first, so never mind the queue.
 local owner, n, ttl, key, waits, since, waited, insists, who = unpack(ARGV)
-if is_late(owner, n) then
+if is_late(owner, n) or taken_by(owner) > tonumber(n) then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
 end
 

@@ -1,5 +1,7 @@
 //! The verbs against real nodes.
 
+mod late;
+
 use super::*;
 use crate::backend::redis::tests::{Server, ask, busy, ending, granted, told};
 use crate::exit::Fault;
@@ -172,7 +174,7 @@ async fn what_was_taken_again_is_not_given_back_by_an_older_request() {
     let lease = granted(&mut a, &one).await;
     let keys = a.keys(&one.name);
     let late = ["0", "", "0", "0", "0", "60000", ""].map(str::to_owned);
-    let args = |_: &Node| std::iter::once(one.who.owner.to_string()).chain(late.clone()).collect();
+    let args = |_: &mut Node| std::iter::once(one.who.owner.to_string()).chain(late.clone()).collect();
     assert_eq!(count(&a.nodes.ask(&GIVE_BACK, &keys, args).await, "done"), 3);
     for node in &nodes {
         assert_eq!(node.does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
