@@ -6,14 +6,14 @@ use crate::backend::redis::target::Target;
 use crate::backend::redlock::acquire::{RAISE, TAKE};
 
 /// One node, and the requests of one owner in whatever order they arrive.
-struct Arrivals {
+pub struct Arrivals {
     node: Server,
-    link: server::Server,
-    keys: Vec<String>,
+    pub link: server::Server,
+    pub keys: Vec<String>,
 }
 
 impl Arrivals {
-    fn new() -> Arrivals {
+    pub fn new() -> Arrivals {
         let node = Server::start();
         let address = Address::parse(&format!("redlock://127.0.0.1:{}", node.port)).unwrap();
         let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };

@@ -1,6 +1,7 @@
 //! The verbs against real nodes.
 
 mod late;
+mod orders;
 
 use super::*;
 use crate::backend::redis::tests::{Server, ask, busy, ending, granted, told};
