@@ -219,3 +219,21 @@ fn a_holder_that_missed_an_answer_while_it_waited_is_at_rest() {
     let asked = requests() - before;
     assert!(asked < 30, "{asked} requests in {:?}", began.elapsed());
 }
+
+#[test]
+fn full_nodes_end_no_command_and_keep_no_lock() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(["--ttl", "3s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    for node in &bed.nodes {
+        node.does(&["CONFIG", "SET", "maxmemory", "1"]);
+    }
+    let ends = || bed.nodes[0].does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    until("renewals for longer than a lease", || ends() > before + 3000);
+    log.await_beat();
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143).silently();
+    assert!(bed.nodes.iter().all(|node| node.does(&["EXISTS", "dlock:job"]) == "0"));
+    bed.dlock().run("job").arg("-n").sh("echo no").ended().expect(69).saying("OOM");
+}

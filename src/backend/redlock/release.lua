@@ -10,7 +10,7 @@ if redis.call('GET', lock) == owner then
   answer = 'released'
   if tonumber(hold) > 0 then
     redis.call('PEXPIRE', lock, hold)
-    redis.call('SET', held, owner)
+    redis.pcall('SET', held, owner)
   else
     let_go(owner)
   end
@@ -19,7 +19,7 @@ elseif note == 'released' then
   answer = 'released'
 end
 -- A node that came back empty learns of the run too, unless it knows of a later one.
-if run ~= '' and highest_token() <= tonumber(token) then redis.call('SET', last, run) end
+if run ~= '' and highest_token() <= tonumber(token) then redis.pcall('SET', last, run) end
 give_up(owner, given_up)
-if answer == 'released' then redis.call('SET', notes .. owner, 'released', 'PX', 60000) end
+if answer == 'released' then redis.pcall('SET', notes .. owner, 'released', 'PX', 60000) end
 return { answer }
