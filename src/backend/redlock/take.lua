@@ -30,9 +30,8 @@ if value ~= owner then
     if waits == '1' then
       ahead, beat = wait(owner, since, waited, ttl, who)
     end
-    local other = value or first() or ''
-    local about = ask('HGET', details, other) or ''
-    return { value and 'theirs' or 'behind', other, redis.call('PTTL', lock), about, ahead, beat }
+    local about = value and ask('HGET', details, value) or ''
+    return { value and 'theirs' or 'behind', value or '', redis.call('PTTL', lock), about, ahead, beat }
   end
 end
 take(owner, n, ttl)
