@@ -166,7 +166,9 @@ impl Event<'_> {
             Event::Busy { holder: Some(holder) } => {
                 (Level::Warning, "busy", format!("not acquired: held by {}", describe(holder)))
             }
-            Event::Busy { holder: None } => (Level::Warning, "busy", "not acquired: somebody else holds it".into()),
+            Event::Busy { holder: None } => {
+                (Level::Warning, "busy", "not acquired: somebody else holds it or was first".into())
+            }
             Event::AlreadyRan { key } => {
                 (Level::Info, "already-ran", format!("a successful run with --once {key} is on record; not run again"))
             }

@@ -61,7 +61,7 @@ pub enum Attempt {
 
 #[derive(Clone, Debug)]
 pub struct Busy {
-    /// Who is in the way, if known.
+    /// Who holds it, if known; nobody, where it is free but not for us.
     pub holder: Option<Holder>,
     /// How many are served before us; `None` where the backend keeps no order.
     pub ahead: Option<usize>,

@@ -198,3 +198,42 @@ fn waiters_that_die_or_stop_are_passed_over() {
     gone[1].signal(Signal::SIGCONT);
     log.assert_no_overlap();
 }
+
+/// It misses an answer while a node is frozen, and tells that node so; as a holder it has to be at rest all the same.
+#[test]
+fn a_holder_that_missed_an_answer_while_it_waited_is_at_rest() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let _waiter = waiters(&bed, &log, 1);
+    let before = calls(&bed.nodes[1], "evalsha");
+    bed.nodes[0].daemon().freeze();
+    until("the waiter to ask twice, and to give up", || calls(&bed.nodes[1], "evalsha") >= before + 4);
+    bed.nodes[0].daemon().thaw();
+    until("the late requests to arrive", || bed.nodes[0].does(&["DBSIZE"]) != "0");
+    holder.signal(Signal::SIGTERM);
+    log.await_runs(2, 1);
+    let requests = || bed.nodes.iter().map(|node| calls(node, "evalsha")).sum::<u64>();
+    let (before, began) = (requests(), Instant::now());
+    until("a second to pass", || began.elapsed().as_secs() > 0);
+    let asked = requests() - before;
+    assert!(asked < 30, "{asked} requests in {:?}", began.elapsed());
+}
+
+#[test]
+fn full_nodes_end_no_command_and_keep_no_lock() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(["--ttl", "3s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    for node in &bed.nodes {
+        node.does(&["CONFIG", "SET", "maxmemory", "1"]);
+    }
+    let ends = || bed.nodes[0].does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    until("renewals for longer than a lease", || ends() > before + 3000);
+    log.await_beat();
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143).silently();
+    assert!(bed.nodes.iter().all(|node| node.does(&["EXISTS", "dlock:job"]) == "0"));
+    bed.dlock().run("job").arg("-n").sh("echo no").ended().expect(69).saying("OOM");
+}

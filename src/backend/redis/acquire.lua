@@ -107,6 +107,6 @@ if ahead == 0 then
 elseif ahead == 1 then
   again = (redis.call('ZSCORE', places, redis.call('ZRANGE', queue, 0, 0)[1]) or now) - now
 end
-local holder = latest[1] or redis.call('ZRANGE', queue, 0, 0)[1] or ''
+local holder = latest[1] or ''
 if value and not together(value) then holder = value end
 return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', left }

@@ -95,6 +95,18 @@ local function lease(value, owner, ms)
   end
 end
 
+-- The same for a holder that stays, also on a server without memory to spare. Such a one refuses what may need more,
+-- but only as the first write of a script; and where the lock names its one holder, its expiry says all.
+local function extend(value, owner, ms)
+  if together(value) then
+    redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ms))
+    lease(value, owner, ms)
+  else
+    redis.call('PEXPIRE', lock, ms)
+    redis.pcall('ZADD', holders, now + ms, owner)
+  end
+end
+
 -- Takes a holder out, and the lock away with the last of them.
 local function let_go(value, owner)
   forget(owner)
@@ -106,8 +118,9 @@ local function let_go(value, owner)
   end
 end
 
+-- Should it fail, the waiter asks some time by itself, and what else is to be done here goes on.
 local function tell_turn(owner)
-  redis.call('SET', notes .. owner, 'turn', 'NX', 'PX', 5000)
+  redis.pcall('SET', notes .. owner, 'turn', 'NX', 'PX', 5000)
 end
 
 -- Whoever is first in the queue watches the lock itself, so it must learn that it is.

@@ -64,8 +64,8 @@ pub struct Redis {
     before: Option<Before>,
     /// An acquire of ours got no answer: it may still arrive, after we have left.
     unheard: bool,
-    /// A release of ours got no answer.
-    releasing: bool,
+    /// Why a release of ours may or may not have been carried out.
+    unreleased: Option<String>,
 }
 
 impl Redis {
@@ -74,7 +74,7 @@ impl Redis {
         let replicas = address.param("wait-replicas").unwrap_or("0").parse();
         let replicas = replicas.context("wait-replicas is a number").context(Fault::Config)?;
         let server = Server::new(Target::new(address)?, patience);
-        Ok(Redis { server, prefix, replicas, watch: None, before: None, unheard: false, releasing: false })
+        Ok(Redis { server, prefix, replicas, watch: None, before: None, unheard: false, unreleased: None })
     }
 
     /// In the order in which `common.lua` unpacks them.
@@ -112,6 +112,11 @@ pub fn prefix(address: &Address) -> Result<String> {
         return Err(Fault::Config.because("a prefix for Redis must not have braces: they choose the cluster slot"));
     }
     Ok(prefix.to_owned())
+}
+
+/// The lease that was to be released has ended by itself, after tries that failed for this reason.
+pub fn ran_out(why: &str) -> anyhow::Error {
+    Fault::Unreachable.because(format_args!("the lease ran out before it was released: {why}"))
 }
 
 fn term(from: Instant, ttl: Duration) -> Term {
@@ -179,17 +184,15 @@ impl Backend for Redis {
         let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
         let (token, hold) = (lease.token.to_string(), millis(hold));
         let args = [lease.owner.as_str(), &token, &hold, &run, once.unwrap_or(""), flag(self.unheard)];
-        let before = std::mem::replace(&mut self.releasing, true);
-        let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await?;
-        self.releasing = false;
-        match reply.text().as_deref() {
-            Some("released") => Ok(Released::Done),
-            // After an earlier try that was not answered, a lease that ran out since is no loss.
-            Some("gone") if before => {
-                Err(Fault::Unreachable.because("the lease ran out before a release was answered"))
-            }
-            Some("gone") => Ok(Released::NotOurs),
-            other => Err(anyhow!("a release was answered with {other:?}")),
+        let before = self.unreleased.replace("no answer".to_owned());
+        let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
+        self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
+        match (reply?.text().as_deref(), before) {
+            (Some("released"), _) => Ok(Released::Done),
+            // After an earlier try that failed, a lease that ran out since is no loss.
+            (Some("gone"), Some(why)) => Err(ran_out(&why)),
+            (Some("gone"), None) => Ok(Released::NotOurs),
+            (other, _) => Err(anyhow!("a release was answered with {other:?}")),
         }
     }
 

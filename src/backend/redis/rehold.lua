@@ -10,6 +10,6 @@ if tonumber(ttl) == 0 then
 end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
-lease(value, owner, ttl)
+extend(value, owner, ttl)
 tell_first()
 return { 'done' }

@@ -6,11 +6,14 @@ local note = ask('GET', notes .. owner)
 local answer = 'gone'
 if holds(value, owner) then
   answer = 'released'
-  if run ~= '' then redis.call('SET', last, run) end
+  -- A holder has no place in the queue; but a server without memory to spare refuses only the first write of a script.
+  redis.call('ZREM', places, owner)
+  -- Before anything is let go: if it cannot be recorded, the next one must not run.
   if key ~= '' then redis.call('SADD', once, key) end
+  if run ~= '' then redis.pcall('SET', last, run) end
   if tonumber(hold) > 0 then
-    lease(value, owner, hold)
-    redis.call('SADD', held, owner)
+    extend(value, owner, hold)
+    redis.pcall('SADD', held, owner)
     tell_first()
   else
     let_go(value, owner)
@@ -19,13 +22,13 @@ if holds(value, owner) then
 elseif note and note:sub(-8) == 'released' then
   answer = 'released'
 else
-  if run ~= '' and ask('GET', counter) == token then redis.call('SET', last, run) end
+  if run ~= '' and ask('GET', counter) == token then redis.pcall('SET', last, run) end
   forget(owner)
   wake()
 end
 if forsake == '1' then
-  redis.call('SET', notes .. owner, 'withdrawn ' .. answer, 'PX', 600000)
+  redis.pcall('SET', notes .. owner, 'withdrawn ' .. answer, 'PX', 600000)
 elseif answer == 'released' then
-  redis.call('SET', notes .. owner, 'released', 'PX', 60000)
+  redis.pcall('SET', notes .. owner, 'released', 'PX', 60000)
 end
 return answer

@@ -8,5 +8,5 @@ local note = ask('GET', notes .. owner)
 if note and note:sub(1, 8) == 'revoked ' then
   return { 'revoked', note:sub(9) }
 end
-lease(value, owner, ttl)
+extend(value, owner, ttl)
 return { 'held' }

@@ -2,7 +2,7 @@
 local owner, forsake = unpack(ARGV)
 local value = settle()
 if holds(value, owner) then let_go(value, owner) else forget(owner) end
-if forsake == '1' then redis.call('SET', notes .. owner, 'withdrawn', 'PX', 600000) end
+if forsake == '1' then redis.pcall('SET', notes .. owner, 'withdrawn', 'PX', 600000) end
 wake()
 tell_first()
 return 'done'

@@ -15,8 +15,8 @@ use crate::exit::Fault;
 use crate::lock::{Mode, Term, Token};
 use crate::mutant::{self, Mutant};
 
-static TAKE: LazyLock<Script> = script!("take.lua");
-static RAISE: LazyLock<Script> = script!("raise.lua");
+pub(super) static TAKE: LazyLock<Script> = script!("take.lua");
+pub(super) static RAISE: LazyLock<Script> = script!("raise.lua");
 
 impl Redlock {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {

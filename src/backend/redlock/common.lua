@@ -2,17 +2,19 @@
 --
 -- lock     string  the lock itself: its holder's owner id
 -- held     string  its holder again, once nobody keeps it alive: what a release has left behind
--- taken    string  "OWNER N": by which request of its owner the lock was taken, for a give-back that arrives late
+-- taken    string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
+--                  arrive late
 -- counter  string  the greatest token this node has heard of
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for the holder and waiters
 -- queue    zset    owner -> since when it waits (µs), by its own clock, so that all nodes have the same order
 -- places   zset    owner -> when a waiter is forgotten unless it asks again (ms)
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
--- notes..owner     string  a note to one contender: "revoked REASON"; or what became of it, for requests that
---                  arrive late or twice: "released", "withdrawn N": its requests up to the Nth
+-- notes..owner     string  a note to the holder, who watches it: "revoked REASON"; or, once it has let go and
+--                  watches no more, "released", for a release that arrives twice
 -- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
-local lock, held, taken, counter, details, queue, places, last, once, notes, turns = unpack(KEYS)
+-- lates..owner     string  its requests up to this number are given up, should they arrive late
+local lock, held, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
 
 -- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
 -- again some time, and has its place back.
@@ -39,9 +41,19 @@ local function describe(owner, ttl, token, who, since)
   ask('HSET', details, owner, table.concat({ 'exclusive', ttl, since, token, '-', who }, ' '))
 end
 
+-- The number of the owner's last request that took or kept the lock here; zero if it was somebody else's.
+local function taken_by(owner)
+  local by, n = (ask('GET', taken) or ''):match('^(%S+) (%d+)$')
+  return by == owner and tonumber(n) or 0
+end
+
+local function taken_as(owner, n)
+  return owner .. ' ' .. string.format('%.0f', math.max(n, taken_by(owner)))
+end
+
 local function take(owner, n, ttl)
   redis.call('SET', lock, owner, 'PX', ttl)
-  redis.call('SET', taken, owner .. ' ' .. n)
+  redis.call('SET', taken, taken_as(owner, n))
 end
 
 local function leave_queue(owner)
@@ -112,9 +124,13 @@ end
 
 -- Whether this request, the nth of its owner, arrived after the owner had given it up.
 local function is_late(owner, n)
-  local note = ask('GET', notes .. owner)
-  local last_given_up = note and note:match('^withdrawn (%d+)')
-  return last_given_up and tonumber(n) <= tonumber(last_given_up)
+  local given_up = tonumber(ask('GET', lates .. owner) or '')
+  return given_up and tonumber(n) <= given_up
+end
+
+-- What is given up stays so: word of less may be late itself. Should it fail, what else is to be done here goes on.
+local function give_up(owner, n)
+  if n ~= '' and not is_late(owner, n) then redis.pcall('SET', lates .. owner, n, 'PX', 600000) end
 end
 
 local function let_go(owner)

@@ -1,6 +1,7 @@
 //! The token scheme in every order of its messages, for two contenders at a time and few grants: what
 //! `simulation` does at random for many. Time is only what follows from it: an attempt or a grant may be over at
-//! any moment, and from then on each node may forget it, each at a moment of its own.
+//! any moment, and from then on each node may forget it, each at a moment of its own. A request that has not arrived
+//! when its sender goes on may do so at any time after; `tests::orders` does that to the scripts themselves.
 
 use super::Value;
 use super::acquire::token;
@@ -10,9 +11,8 @@ use crate::mutant::Mutant;
 
 const NODES: usize = 3;
 const GRANTS: u8 = 2;
-const ATTEMPTS: u8 = 3;
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Phase {
     Takes,
     Raises(u8),
@@ -40,10 +40,12 @@ impl Contender {
     }
 }
 
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Node {
     holder: Option<u8>,
     counter: u8,
+    /// A request on its way here whose sender has gone on: the owner and what it was about.
+    late: Option<(u8, Phase)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -61,12 +63,11 @@ impl State {
     fn sorted(mut self) -> State {
         let [a, b] = &self.contenders;
         let mut all = std::array::from_fn::<_, NODES, _>(|n| {
-            let node = &self.nodes[n];
-            (node.holder, node.counter, a.left[n], a.ours[n], b.left[n], b.ours[n])
+            (std::mem::take(&mut self.nodes[n]), a.left[n], a.ours[n], b.left[n], b.ours[n])
         });
         all.sort_unstable();
-        for (n, (holder, counter, a_left, a_ours, b_left, b_ours)) in all.into_iter().enumerate() {
-            self.nodes[n] = Node { holder, counter };
+        for (n, (node, a_left, a_ours, b_left, b_ours)) in all.into_iter().enumerate() {
+            self.nodes[n] = node;
             (self.contenders[0].left[n], self.contenders[0].ours[n]) = (a_left, a_ours);
             (self.contenders[1].left[n], self.contenders[1].ours[n]) = (b_left, b_ours);
         }
@@ -74,33 +75,42 @@ impl State {
     }
 }
 
+impl Node {
+    /// What the scripts do with a request: says what the token would be, if the node is or becomes the owner's.
+    fn gets(&mut self, owner: u8, request: Phase, mutant: Option<Mutant>) -> Option<u8> {
+        match request {
+            Phase::Takes if self.holder.is_none_or(|holder| holder == owner) => {
+                self.holder = Some(owner);
+                let token = self.counter + 1;
+                if mutant == Some(Mutant::NaiveRedlockToken) {
+                    self.counter = token;
+                }
+                Some(token)
+            }
+            Phase::Raises(to) if self.holder == Some(owner) && self.counter <= to => {
+                self.counter = to;
+                Some(to)
+            }
+            _ => None,
+        }
+    }
+}
+
 struct Tokens {
     mutant: Option<Mutant>,
+    attempts: u8,
+    /// Whether requests arrive late, or are lost instead. With three attempts that would be too much to explore.
+    late: bool,
 }
 
 impl Tokens {
     /// A request reaches a node that was not asked yet, and the answer reaches its contender or is lost.
     fn ask(&self, state: &State, who: usize, n: usize) -> Vec<State> {
         let mut next = state.clone();
-        let (node, contender) = (&mut next.nodes[n], &mut next.contenders[who]);
+        let contender = &mut next.contenders[who];
         contender.left[n] = false;
-        let mut answers = false;
-        match contender.phase {
-            Phase::Takes if node.holder.is_none_or(|holder| holder == contender.owner) => {
-                node.holder = Some(contender.owner);
-                contender.ours[n] = Some(node.counter + 1);
-                if self.mutant == Some(Mutant::NaiveRedlockToken) {
-                    node.counter += 1;
-                }
-                answers = true;
-            }
-            Phase::Raises(to) if node.holder == Some(contender.owner) => {
-                node.counter = node.counter.max(to);
-                contender.ours[n] = Some(to);
-                answers = true;
-            }
-            _ => {}
-        }
+        contender.ours[n] = next.nodes[n].gets(contender.owner, contender.phase, self.mutant);
+        let answers = contender.ours[n].is_some();
         let mut unanswered = next.clone();
         unanswered.contenders[who].ours[n] = None;
         if answers { vec![next, unanswered] } else { vec![next] }
@@ -112,7 +122,7 @@ impl Tokens {
         let reply = |candidate: u8| -> Reply { Ok(("ours".into(), vec![Value::Text(candidate.to_string().into())])) };
         let replies: Vec<Reply> = contender.ours.iter().flatten().map(|&candidate| reply(candidate)).collect();
         let token = u8::try_from(token(&replies).filter(|_| count(&replies, "ours") > NODES / 2)?.0).ok()?;
-        let mut next = state.clone();
+        let mut next = self.goes_on(state, who);
         match contender.phase {
             Phase::Takes if self.mutant != Some(Mutant::NaiveRedlockToken) => {
                 next.contenders[who] = contender.enters(Phase::Raises(token));
@@ -128,11 +138,22 @@ impl Tokens {
         Some(next)
     }
 
+    /// What has not arrived when its sender goes on is late or lost.
+    fn goes_on(&self, state: &State, who: usize) -> State {
+        let (mut next, contender) = (state.clone(), &state.contenders[who]);
+        for n in (0..NODES).filter(|&n| self.late && contender.left[n]) {
+            if matches!(contender.phase, Phase::Takes | Phase::Raises(_)) {
+                next.nodes[n].late.get_or_insert((contender.owner, contender.phase));
+            }
+        }
+        next
+    }
+
     /// Its time is over: it gave up, crashed, ended, or its lease did. Another one comes in its place.
     fn ends(&self, state: &State, who: usize) -> State {
-        let mut next = state.clone();
+        let mut next = self.goes_on(state, who);
         next.contenders[who].phase = Phase::Over;
-        if state.attempts < ATTEMPTS {
+        if state.attempts < self.attempts {
             next.contenders[who] = Contender::new(state.attempts);
             next.attempts += 1;
         }
@@ -174,6 +195,12 @@ impl Model for Tokens {
                 next.nodes[n].holder = None;
                 steps.push((format!("node {n} is free again"), next));
             }
+            if let Some((owner, request)) = state.nodes[n].late {
+                let mut next = state.clone();
+                next.nodes[n].late = None;
+                next.nodes[n].gets(owner, request, self.mutant);
+                steps.push((format!("{owner} arrives late at node {n}"), next));
+            }
         }
         steps.into_iter().map(|(name, next)| (name, next.sorted())).collect()
     }
@@ -183,14 +210,23 @@ impl Model for Tokens {
     }
 }
 
-#[test]
-fn two_phases_never_go_backwards_nor_grant_twice() {
-    let states = explore(&Tokens { mutant: None }).unwrap_or_else(|way| panic!("{way:#?}"));
+fn holds_good(model: &Tokens) {
+    let states = explore(model).unwrap_or_else(|way| panic!("{way:#?}"));
     assert!(states > 10_000, "only {states} states: the model shows nothing");
 }
 
 #[test]
+fn two_phases_never_go_backwards_nor_grant_twice() {
+    holds_good(&Tokens { mutant: None, attempts: 3, late: false });
+}
+
+#[test]
+fn nor_do_they_when_requests_arrive_late() {
+    holds_good(&Tokens { mutant: None, attempts: 2, late: true });
+}
+
+#[test]
 fn a_token_without_the_second_phase_is_found() {
-    let way = explore(&Tokens { mutant: Some(Mutant::NaiveRedlockToken) });
+    let way = explore(&Tokens { mutant: Some(Mutant::NaiveRedlockToken), attempts: 3, late: false });
     assert!(way.is_err());
 }

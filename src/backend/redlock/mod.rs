@@ -72,8 +72,8 @@ pub struct Redlock {
     began: Option<Began>,
     /// The nodes have not agreed on who is first: next time we do not heed their queues.
     insists: bool,
-    /// A release of ours got no answer from a majority.
-    releasing: bool,
+    /// Why a release of ours may or may not have been carried out by a majority.
+    unreleased: Option<String>,
 }
 
 impl Redlock {
@@ -87,14 +87,14 @@ impl Redlock {
             settle: Duration::ZERO,
             began: None,
             insists: false,
-            releasing: false,
+            unreleased: None,
         })
     }
 
     /// In the order in which `common.lua` unpacks them.
     fn keys(&self, name: &LockName) -> Vec<String> {
         let lock = format!("{}{name}", self.prefix);
-        let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:"];
+        let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:", "late:"];
         let beside = parts.map(|part| format!("{{{lock}}}:{part}"));
         std::iter::once(lock).chain(beside).collect()
     }
@@ -103,11 +103,7 @@ impl Redlock {
     async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply> {
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
         let rest = [flag(and == Then::Wait), since, waited, millis(ask.ttl), ask.who.to_json()];
-        let args = |node: &Node| {
-            let own = [ask.who.owner.to_string(), node.last_sent(), node.given_up()];
-            own.into_iter().chain(rest.clone()).collect()
-        };
-        self.nodes.ask_to_forget(&GIVE_BACK, keys, args).await
+        self.nodes.ask_to_forget(&GIVE_BACK, keys, ask.who.owner.as_str(), &rest).await
     }
 
     /// From here on a change on any node is worth a renewal, which takes that node again.
@@ -192,17 +188,18 @@ impl Backend for Redlock {
         let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.clone());
         let (owner, token) = (lease.owner.to_string(), lease.token.to_string());
         let args = [owner, token, millis(hold), run, once.unwrap_or_default()];
-        let for_node = |node: &Node| args.iter().cloned().chain([node.given_up()]).collect();
-        let before = std::mem::replace(&mut self.releasing, true);
+        let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
+        let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let done = match (count(&replies, "released"), count(&replies, "gone")) {
-            (released, _) if released >= quorum => Released::Done,
-            // After an earlier try that too few nodes answered, a lease that ran out since is no loss.
-            (_, gone) if gone >= quorum && !before => Released::NotOurs,
-            _ => return Err(no_majority(replies)),
+        let done = match ([count(&replies, "released"), count(&replies, "gone")], before) {
+            ([released, _], _) if released >= quorum => Ok(Released::Done),
+            ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
+            // After an earlier try that failed, a lease that ran out since is no loss.
+            ([_, gone], Some(why)) if gone >= quorum => Err(redis::ran_out(&why)),
+            _ => Err(no_majority(replies)),
         };
-        self.releasing = false;
-        Ok(done)
+        self.unreleased = done.as_ref().err().map(|error| format!("{error:#}"));
+        done
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {

@@ -21,8 +21,8 @@ const GRACE: Duration = Duration::from_millis(20);
 pub struct Node {
     pub server: Server,
     pub watch: Watch,
-    /// How many requests to take this node we sent, and the last of them that got no answer: it may still
-    /// arrive, after we have given up.
+    /// How many requests to take this node or to give it back we sent, and the last of them that got no answer: it
+    /// may still arrive, after we have given up.
     sent: u64,
     unheard: Option<u64>,
     /// The last of them that the node knows to be given up.
@@ -30,7 +30,7 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn last_sent(&self) -> String {
+    fn last_sent(&self) -> String {
         self.sent.to_string()
     }
 
@@ -85,23 +85,9 @@ impl Nodes {
         self.0.iter().any(|node| node.server.deaf)
     }
 
-    /// Whether a request of ours may still take a node, or may have done so without our hearing of it.
+    /// Whether a request of ours may still arrive at a node, or may have done so without our hearing of it.
     pub fn any_unheard(&self) -> bool {
         self.0.iter().any(|node| node.unheard > node.withdrawn)
-    }
-
-    /// The same as [`Nodes::ask`] for a script that tells the nodes which requests are given up.
-    pub async fn ask_to_forget(
-        &mut self,
-        script: &Script,
-        keys: &[String],
-        args: impl Fn(&Node) -> Vec<String>,
-    ) -> Vec<Reply> {
-        let replies = self.ask(script, keys, args).await;
-        for (node, _) in self.0.iter_mut().zip(&replies).filter(|(_, reply)| reply.is_ok()) {
-            node.withdrawn = node.unheard;
-        }
-        replies
     }
 
     pub fn host(&self, n: usize) -> &str {
@@ -110,7 +96,12 @@ impl Nodes {
 
     /// Runs a script on all nodes at once. Once a majority has answered, the others get as much time
     /// again and no more, so that a dead node costs little.
-    pub async fn ask(&mut self, script: &Script, keys: &[String], args: impl Fn(&Node) -> Vec<String>) -> Vec<Reply> {
+    pub async fn ask(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        args: impl Fn(&mut Node) -> Vec<String>,
+    ) -> Vec<Reply> {
         let (count, quorum) = (self.0.len(), self.quorum());
         let start = clock::now();
         let mut asked: FuturesUnordered<_> = (self.0.iter_mut().enumerate())
@@ -144,19 +135,50 @@ impl Nodes {
         replies
     }
 
-    /// The same for a script that may take a node: where it got no answer it may still do so, later.
-    pub async fn ask_to_take(&mut self, script: &Script, keys: &[String], owner: &str, args: &[String]) -> Vec<Reply> {
+    /// The same for a script that leaves something on a node, by a request with a number: where it got no answer it
+    /// may still arrive, later.
+    async fn ask_by_number(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        args: impl Fn(&Node) -> Vec<String>,
+    ) -> Vec<Reply> {
         let before: Vec<Option<u64>> = self.0.iter().map(|node| node.unheard).collect();
-        for node in &mut self.0 {
+        let numbered = |node: &mut Node| {
             node.sent += 1;
+            let args = args(node);
             node.unheard = Some(node.sent);
-        }
-        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args.to_vec()).collect();
+            args
+        };
         let replies = self.ask(script, keys, numbered).await;
         for ((node, reply), before) in self.0.iter_mut().zip(&replies).zip(before) {
             if reply.is_ok() {
                 node.unheard = before;
             }
+        }
+        replies
+    }
+
+    pub async fn ask_to_take(&mut self, script: &Script, keys: &[String], owner: &str, args: &[String]) -> Vec<Reply> {
+        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args.to_vec()).collect();
+        self.ask_by_number(script, keys, numbered).await
+    }
+
+    /// For a script that tells the nodes, too, which requests are given up.
+    pub async fn ask_to_forget(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        owner: &str,
+        args: &[String],
+    ) -> Vec<Reply> {
+        let numbered = |node: &Node| {
+            let own = [owner.to_owned(), node.last_sent(), node.given_up()];
+            own.into_iter().chain(args.to_vec()).collect()
+        };
+        let replies = self.ask_by_number(script, keys, numbered).await;
+        for (node, _) in self.0.iter_mut().zip(&replies).filter(|(_, reply)| reply.is_ok()) {
+            node.withdrawn = node.unheard;
         }
         replies
     }

@@ -1,12 +1,12 @@
--- Second phase: raises the counter to the token that was agreed on, if the node is still ours.
+-- Second phase: raises the counter to the token that was agreed on, if the node is still ours. One that knows a
+-- greater token has been somebody else's in between, or this arrives late: it must not speak for ours.
 local owner, token, ttl, who = unpack(ARGV)
 local value = redis.call('GET', lock)
 leave_queue(owner)
-if value == owner then
-  if highest_token() < tonumber(token) then
-    redis.call('SET', counter, token)
-  end
+local ours = value == owner and highest_token() <= tonumber(token)
+if ours then
+  redis.call('SET', counter, token)
   describe(owner, ttl, token, who)
 end
 if sweep(value) > 0 then tell_first() end
-return { value == owner and 'ours' or 'gone' }
+return { ours and 'ours' or 'gone' }

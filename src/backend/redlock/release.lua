@@ -10,19 +10,16 @@ if redis.call('GET', lock) == owner then
   answer = 'released'
   if tonumber(hold) > 0 then
     redis.call('PEXPIRE', lock, hold)
-    redis.call('SET', held, owner)
+    redis.pcall('SET', held, owner)
   else
     let_go(owner)
   end
   tell_first()
-elseif note and note:sub(-8) == 'released' then
+elseif note == 'released' then
   answer = 'released'
 end
 -- A node that came back empty learns of the run too, unless it knows of a later one.
-if run ~= '' and highest_token() <= tonumber(token) then redis.call('SET', last, run) end
-if given_up ~= '' then
-  redis.call('SET', notes .. owner, 'withdrawn ' .. given_up .. ' ' .. answer, 'PX', 600000)
-elseif answer == 'released' then
-  redis.call('SET', notes .. owner, 'released', 'PX', 60000)
-end
+if run ~= '' and highest_token() <= tonumber(token) then redis.pcall('SET', last, run) end
+give_up(owner, given_up)
+if answer == 'released' then redis.pcall('SET', notes .. owner, 'released', 'PX', 60000) end
 return { answer }

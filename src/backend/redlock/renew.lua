@@ -6,6 +6,7 @@ local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
 if value == owner and ask('GET', held) ~= owner then
   if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
   redis.call('PEXPIRE', lock, ttl)
+  redis.pcall('SET', taken, taken_as(owner, n))
   return { 'ours' }
 end
 if not value and not is_late(owner, n) and highest_token() <= tonumber(token) then

@@ -1,7 +1,7 @@
 -- First phase: takes this node if nobody else has it or is before us in the queue, and says which token it
 -- would have to be at least. insists: the nodes do not agree on who is first, so never mind the queue.
 local owner, n, ttl, key, waits, since, waited, insists, who = unpack(ARGV)
-if is_late(owner, n) then
+if is_late(owner, n) or taken_by(owner) > tonumber(n) then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
 end
 
@@ -30,9 +30,8 @@ if value ~= owner then
     if waits == '1' then
       ahead, beat = wait(owner, since, waited, ttl, who)
     end
-    local other = value or first() or ''
-    local about = ask('HGET', details, other) or ''
-    return { value and 'theirs' or 'behind', other, redis.call('PTTL', lock), about, ahead, beat }
+    local about = value and ask('HGET', details, value) or ''
+    return { value and 'theirs' or 'behind', value or '', redis.call('PTTL', lock), about, ahead, beat }
   end
 end
 take(owner, n, ttl)

@@ -60,29 +60,31 @@ impl Redlock {
     pub(super) fn busy(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) -> Result<Busy> {
         let ours = count(replies, "ours");
         let (quorum, turn) = (self.nodes.quorum(), format!("{}{owner}", keys[TURNS]));
-        let (mut others, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
+        let (mut holders, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
         let mut beat = Duration::MAX;
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = Watch::default();
             let Some((word, rest)) = reply.as_ref().ok().filter(|(word, _)| word != "ours") else { continue };
             let [value, pttl, details, ahead, again] = rest.as_slice() else { bail!("a node answered {rest:?}") };
+            let value = value.text().filter(|value| !value.is_empty());
             let rank = ahead.number().context("a queue without a length")?;
             node.watch = Watch { keys: vec![turn.clone()], seen: vec![None] };
             if rank == 0 {
                 node.watch.keys.push(keys[0].clone());
-                node.watch.seen.push(value.text());
+                node.watch.seen.push(value.clone());
             }
             if word == "theirs" {
                 ends.push(pttl.number().map_or(BEAT, Duration::from_millis));
             }
             ranks.push(rank);
             beat = beat.min(again.number().map_or(BEAT, Duration::from_millis));
-            others.push(holder(value.text().unwrap_or_default(), &details.text().unwrap_or_default(), None));
+            holders.extend(value.map(|owner| holder(owner, &details.text().unwrap_or_default(), None)));
         }
         if self.nodes.deaf() {
             beat /= BLIND;
         }
         ends.sort_unstable();
+        let others = ranks.len() - ours;
         ranks.sort_unstable();
         // On a majority there are no more than so many before us.
         let ahead = ranks.get(quorum - 1).copied().unwrap_or(0);
@@ -100,9 +102,9 @@ impl Redlock {
             // They give back what they took, which is no reason to get in each other's way again.
             self.nodes.iter_mut().for_each(|node| node.watch = Watch::default());
         }
-        (self.needed, self.settle) = ((others.len() + 1).saturating_sub(quorum).max(1), SETTLE);
+        (self.needed, self.settle) = ((others + 1).saturating_sub(quorum).max(1), SETTLE);
         Ok(Busy {
-            holder: others.into_iter().max_by_key(|other| other.host.is_some()),
+            holder: holders.into_iter().max_by_key(|holder| holder.host.is_some()),
             ahead: Some(ahead),
             ask_again: clock::now() + again,
         })

@@ -1,7 +1,9 @@
 //! What the fault matrix does not tell: what costs nothing, requests that arrive late, keys that others touch.
 
+use nix::sys::signal::Signal;
+
 use super::{await_waiters, status};
-use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, until};
 
 const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
 
@@ -23,8 +25,8 @@ fn a_path_that_is_cut_for_a_moment_costs_nothing() {
     let before = ends();
     proxy.cut();
     proxy.heal();
-    crate::support::until("a renewal", || ends() > before);
-    holder.signal(nix::sys::signal::Signal::SIGTERM);
+    until("a renewal", || ends() > before);
+    holder.signal(Signal::SIGTERM);
     holder.ended().expect(143);
     assert_eq!(status(&server, "job")["state"], "free");
 }
@@ -52,7 +54,7 @@ fn a_server_that_is_killed_and_comes_back_with_its_data() {
     log.await_beat();
     let seen = status(&server, "job");
     assert_eq!((&seen["state"], &seen["holders"][0]["pid"]), (&"held".into(), &holder.pid().into()));
-    holder.signal(nix::sys::signal::Signal::SIGKILL);
+    holder.signal(Signal::SIGKILL);
     waiter.ended().expect(0);
     log.assert_no_overlap();
 }
@@ -92,7 +94,7 @@ fn a_key_that_is_evicted() {
     let token = log.runs()[0].token;
     server.does(&["CONFIG", "SET", "maxmemory", "1"]);
     // A server without memory evicts when somebody writes.
-    crate::support::until("the key to be evicted", || {
+    until("the key to be evicted", || {
         server.does(&["SET", "anything", "x"]);
         server.does(&["EXISTS", "dlock:job"]) == "0"
     });
@@ -100,4 +102,46 @@ fn a_key_that_is_evicted() {
     holder.ended().expect(79);
     let next = server.dlock().run("job").args(["-w", "70s"]).sh("echo $DLOCK_FENCING_TOKEN").ended().expect(0);
     assert!(next.stdout.trim().parse::<u64>().unwrap() > token);
+}
+
+/// Full: it refuses whatever may need memory.
+fn fill(server: &Redis) {
+    server.does(&["CONFIG", "SET", "maxmemory", "1"]);
+}
+
+#[test]
+fn a_full_server_ends_no_command_and_keeps_no_lock() {
+    for mode in [&[][..], &["--shared"], &["--slots", "2"]] {
+        let (server, log) = (Redis::new(), Log::new());
+        let run = || server.dlock().run("job").args(["--ttl", "3s"]).args(mode);
+        let holder = run().args(log.witness(&[])).spawn();
+        log.await_runs(1, 1);
+        fill(&server);
+        let ends = || server.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+        let before = ends();
+        until("renewals for longer than a lease", || ends() > before + 3000);
+        log.await_beat();
+        holder.signal(Signal::SIGTERM);
+        holder.ended().expect(143).silently();
+        assert_eq!(server.does(&["EXISTS", "dlock:job"]), "0");
+        assert_eq!(status(&server, "job")["last_run"]["outcome"], "signaled");
+        run().arg("-n").sh("echo no").ended().expect(69).saying("OOM");
+        server.does(&["CONFIG", "SET", "maxmemory", "0"]);
+        run().arg("-n").sh("exit 0").ended().expect(0);
+    }
+}
+
+#[test]
+fn a_full_server_records_once() {
+    let server = Redis::new();
+    let go = server.dir().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    let run = || server.dlock().run("job").args(["--once", "today"]);
+    let holder = run().sh(&wait).spawn();
+    until("the lock to be taken", || server.does(&["EXISTS", "dlock:job"]) == "1");
+    fill(&server);
+    std::fs::write(&go, "").unwrap();
+    holder.ended().expect(0).silently();
+    server.does(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(run().sh("echo again").ended().expect(0).stdout, "");
 }

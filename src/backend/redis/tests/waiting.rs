@@ -150,7 +150,8 @@ async fn no_wait_leaves_no_trace_and_does_not_jump_the_queue() {
     assert!(a.inspect(&one.name).await.unwrap().waiters.is_empty());
     busy(&mut b, &two).await;
     a.release(&lease, &ending(&lease)).await.unwrap();
-    busy(&mut server.client(), &hasty).await;
+    let free = busy(&mut server.client(), &hasty).await;
+    assert!(free.holder.is_none(), "a waiter holds nothing: {free:?}");
     granted(&mut b, &two).await;
 }
 
