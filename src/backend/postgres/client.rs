@@ -46,6 +46,21 @@ impl Client {
         self.settings.listen.then(|| self.channel.clone())
     }
 
+    /// Calls what has to be there, and makes it if it is not.
+    pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+        if let Some(answer) = self.call_listening(sql, with).await? {
+            return Ok(answer);
+        }
+        self.install().await?;
+        let answer = self.call_listening(sql, with).await?;
+        answer.ok_or_else(|| Fault::Config.because(schema::half_there(&self.settings.schema)))
+    }
+
+    /// Whether a schema of this version is one that we can talk to.
+    pub fn check_version(&self, version: i32) -> Result<()> {
+        schema::check(version, &self.settings.schema)
+    }
+
     /// Calls what may not be there: `None` if it is not.
     pub async fn call(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
         self.attempt(None, sql, with).await
@@ -57,7 +72,7 @@ impl Client {
     }
 
     /// Makes the schema.
-    pub async fn install(&mut self) -> Result<()> {
+    async fn install(&mut self) -> Result<()> {
         let session = self.connected().await?;
         schema::install(&session, &self.settings.schema).await?;
         self.session = Some(session);

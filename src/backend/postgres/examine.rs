@@ -12,7 +12,7 @@ use crate::clock;
 const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), current_setting('fsync') = 'on',
     current_setting('full_page_writes') = 'on', (SELECT count(*) FROM pg_stat_replication),
     current_setting('synchronous_standby_names') <> '',
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+    (SELECT sum(numbackends) FROM pg_stat_database),
     current_setting('max_connections')::int8 - current_setting('superuser_reserved_connections')::int8,
     inet_client_addr() IS NULL OR inet_client_addr() << '127.0.0.0/8' OR inet_client_addr() = '::1'
         OR (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),

@@ -73,6 +73,11 @@ fn ascii(json: &str) -> String {
     ascii
 }
 
+/// A key in plain ASCII, each in its own way.
+fn plain(key: &str) -> String {
+    ascii(&key.replace('\\', "\\\\"))
+}
+
 fn number(token: Token) -> Result<i64> {
     i64::try_from(token.0).context("the token is not one of PostgreSQL's")
 }
@@ -80,11 +85,13 @@ fn number(token: Token) -> Result<i64> {
 #[async_trait(?Send)]
 impl Backend for Postgres {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        const SQL: &str = "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room
-            FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)";
+        const SQL: &str =
+            "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room,
+            version FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)";
         let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
         let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
         let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
+        let once = ask.once.as_deref().map(plain);
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
@@ -92,18 +99,13 @@ impl Backend for Postgres {
             (&mode, Type::TEXT),
             (&slots, Type::INT4),
             (&ask.queue, Type::BOOL),
-            (&ask.once, Type::TEXT),
+            (&once, Type::TEXT),
             (&who, Type::TEXT),
             (&wake, Type::TEXT),
             (&self.queued, Type::BOOL),
         ];
-        let answer = match self.client.call_listening(SQL, with).await? {
-            Some(answer) => answer,
-            None => {
-                self.client.install().await?;
-                self.client.call_listening(SQL, with).await?.context("the schema is gone again")?
-            }
-        };
+        let answer = self.client.call_installed(SQL, with).await?;
+        self.client.check_version(answer.row()?.try_get(7)?)?;
         let attempt = outcome(ask, &answer)?;
         self.queued = ask.queue && matches!(attempt, Attempt::Busy(_));
         // Those far behind keep no connection between two questions, so that there is one left for others.
@@ -155,7 +157,8 @@ impl Backend for Postgres {
         const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, make_interval(secs => $6))";
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
-        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
+        let once =
+            ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref()).map(plain);
         let keep = ending.hold_until.map_or(0.0, |until| until.remaining().as_secs_f64());
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),

@@ -45,21 +45,11 @@ BEGIN
     ORDER BY c.token IS NULL, c.ticket LIMIT 1;
 END $$;
 
--- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
--- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other terms' if the
--- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
--- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
--- thousand that do so do not wait for each other.
-CREATE FUNCTION dlock.acquire(
-    name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
-    queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
-    again boolean DEFAULT false,
-    OUT outcome text, OUT token bigint, OUT slot int,
-    OUT ahead bigint,        -- waiters before us
-    OUT next_end interval,   -- until the first lease before us ends
-    OUT holder json,         -- one that is in the way
-    OUT room int             -- so many waiters may stay connected
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+-- What dlock.acquire does where somebody else may contend.
+CREATE FUNCTION dlock.contend(
+    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
+    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json
+) LANGUAGE plpgsql AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     at timestamptz;
@@ -68,60 +58,74 @@ DECLARE
     before bigint := 0;
     all_shared boolean;
     same_terms boolean;
-    setting text := dlock.durably();
+    untouched constant boolean := txid_current_if_assigned() IS NULL; -- the commit is about nothing but us
+    setting text := set_config('dlock.inside', 'on', true);
 BEGIN
     -- Step by step as needed: what a session does for the first time has to be planned, which takes longer than to
     -- do it, and most sessions ask once.
-    setting := set_config('dlock.inside', 'on', true);
-    room := current_setting('max_connections')::int * 2 / 3;
     IF again AND queue AND mode = 'exclusive' AND once IS NULL THEN
         SELECT * INTO ahead, next_end, holder FROM dlock.keep_place(name, owner, wake);
         IF holder IS NOT NULL THEN
-            setting := set_config('synchronous_commit', 'off', true);
+            setting := CASE WHEN untouched THEN set_config('synchronous_commit', 'off', true) END;
             outcome := 'busy';
             RETURN;
         END IF;
     END IF;
-    UPDATE dlock.locks l SET token = l.token WHERE l.name = acquire.name;
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name;
     IF NOT FOUND THEN
-        INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
+        INSERT INTO dlock.locks (name) VALUES (contend.name) ON CONFLICT DO NOTHING;
         PERFORM dlock.enter(name);
     END IF;
     at := clock_timestamp();
-    contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name);
+    contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name);
     IF contended THEN
-        SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        SELECT * INTO self FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
     END IF;
 
+    IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
+        IF self.server <> here THEN
+            UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
+            WHERE c.name = contend.name AND c.owner = contend.owner RETURNING c.* INTO self;
+        END IF;
+        IF self.expires > at THEN
+            outcome := 'busy';
+            ahead := 0;
+            next_end := self.expires - at;
+            holder := dlock.describe(self);
+            RETURN;
+        END IF;
+        DELETE FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
+        self := NULL;
+    END IF;
     IF self.token IS NOT NULL THEN -- granted before; the answer was lost
         UPDATE dlock.contenders c
-        SET ttl = acquire.ttl, expires = at + acquire.ttl, server = here, kept = false,
-            wake = acquire.wake, session = pg_backend_pid()
-        WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        SET ttl = contend.ttl, expires = at + contend.ttl, server = here,
+            wake = contend.wake, session = pg_backend_pid()
+        WHERE c.name = contend.name AND c.owner = contend.owner;
         outcome := 'granted';
         token := self.token;
         slot := self.slot;
         RETURN;
     END IF;
     IF once IS NOT NULL AND EXISTS (
-        SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once
+        SELECT FROM dlock.successes s WHERE s.name = contend.name AND s.key = contend.once
     ) THEN
-        DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        DELETE FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
         outcome := 'already ran';
         RETURN;
     END IF;
 
     IF contended THEN
         UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
-        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.server <> here;
+        WHERE c.name = contend.name AND c.owner <> contend.owner AND c.server <> here;
         DELETE FROM dlock.contenders c
-        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.expires <= at;
+        WHERE c.name = contend.name AND c.owner <> contend.owner AND c.expires <= at;
 
         SELECT count(*), count(*) FILTER (WHERE c.token IS NULL), coalesce(bool_and(c.mode = 'shared'), true),
-               coalesce(bool_and(c.slots = acquire.slots), true), min(c.expires) - at
+               coalesce(bool_and(c.slots = contend.slots), true), min(c.expires) - at
         INTO before, ahead, all_shared, same_terms, next_end
         FROM dlock.contenders c
-        WHERE c.name = acquire.name AND c.owner <> acquire.owner
+        WHERE c.name = contend.name AND c.owner <> contend.owner
           AND (c.token IS NOT NULL OR self.ticket IS NULL OR c.ticket < self.ticket);
     END IF;
 
@@ -131,39 +135,91 @@ BEGIN
         ELSE 'busy'
     END;
     IF outcome = 'granted' THEN
-        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint)
-        WHERE l.name = acquire.name RETURNING l.token INTO token;
+        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint),
+            crowd = CASE WHEN contended THEN 2 ELSE 1 END
+        WHERE l.name = contend.name RETURNING l.token INTO token;
         IF mode = 'slots' THEN
-            SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
-            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
+            SELECT min(n) INTO slot FROM generate_series(0, contend.slots - 1) n
+            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name AND c.slot = n);
         END IF;
     ELSE
         SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
-        WHERE c.name = acquire.name AND c.owner <> acquire.owner
-        ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
+        WHERE c.name = contend.name AND c.owner <> contend.owner
+        ORDER BY c.slots = contend.slots, c.token IS NULL, c.ticket LIMIT 1;
     END IF;
     IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
         INSERT INTO dlock.contenders AS c
             (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
-        SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot,
-               at, lease, at + lease, here, acquire.who, acquire.wake, pg_backend_pid()
-        FROM (SELECT CASE outcome WHEN 'granted' THEN acquire.ttl ELSE least(acquire.ttl, '10 s') END) AS l (lease)
+        SELECT contend.name, contend.owner, contend.mode, contend.slots, contend.token, contend.slot,
+               at, lease, at + lease, here, contend.who, contend.wake, pg_backend_pid()
+        FROM (SELECT CASE outcome WHEN 'granted' THEN contend.ttl ELSE least(contend.ttl, '10 s') END) AS l (lease)
         ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
         SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
             since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
             server = excluded.server, wake = excluded.wake, session = excluded.session;
     END IF;
     IF outcome = 'granted' AND mode <> 'exclusive' THEN
-        PERFORM dlock.wake_first(acquire.name);
+        PERFORM dlock.wake_first(contend.name);
     END IF;
 END $$;
+
+-- A function in SQL is read when it is first called: plpgsql, whose loading takes longer than most steps here, is not
+-- loaded unless dlock.acquire gets here.
+CREATE FUNCTION dlock.acquire_among_others(
+    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
+    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json
+) LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT * FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again)
+$$;
+
+-- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
+-- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other terms' if the
+-- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
+-- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
+-- thousand that do so do not wait for each other.
+-- A lock that nobody contends for is taken by what its row says of itself. Its snapshot may be older than the row, but
+-- whoever waited for the row looks at its latest state, or above READ COMMITTED fails.
+CREATE FUNCTION dlock.acquire(
+    name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
+    queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
+    again boolean DEFAULT false,
+    OUT outcome text, OUT token bigint, OUT slot int,
+    OUT ahead bigint,        -- waiters before us
+    OUT next_end interval,   -- until the first lease before us ends
+    OUT holder json,         -- one that is in the way
+    OUT room int,            -- so many waiters may stay connected
+    OUT version int          -- of this schema
+) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+    SELECT set_config('dlock.inside', 'alone', true), dlock.durably();
+    WITH taken AS (
+        UPDATE dlock.locks l
+        SET token = greatest(l.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), crowd = 1
+        WHERE l.name = acquire.name AND l.crowd = 0 AND acquire.once IS NULL AND NOT acquire.again
+        RETURNING l.token, clock_timestamp() AS at
+    ), held AS (
+        INSERT INTO dlock.contenders (
+            name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
+        SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, t.token,
+               CASE acquire.mode WHEN 'slots' THEN 0 END, t.at, acquire.ttl, t.at + acquire.ttl,
+               pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid()
+        FROM taken t RETURNING token, slot
+    ), answer AS (
+        SELECT 'granted' AS outcome, h.token, h.slot, NULL::bigint, NULL::interval, NULL::json FROM held h
+        UNION ALL
+        SELECT o.* FROM dlock.acquire_among_others(
+            acquire.name, acquire.owner, acquire.ttl, acquire.mode, acquire.slots, acquire.queue, acquire.once,
+            acquire.who, acquire.wake, acquire.again) o
+        WHERE NOT EXISTS (SELECT FROM held)
+    )
+    SELECT a.*, current_setting('max_connections')::int * 2 / 3, dlock.version() FROM answer a
+$$;
 
 -- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
 -- until it ends, and not extended).
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
     OUT outcome text, OUT reason text
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     self dlock.contenders;
     setting text := dlock.durably();
@@ -187,6 +243,47 @@ BEGIN
     END IF;
 END $$;
 
+-- What dlock.release does where somebody else may contend, or something is to be kept.
+CREATE FUNCTION dlock.leave(
+    name text, owner text, token bigint, last_run json, once text, keep interval
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    last_owner text;
+    last_token bigint;
+    setting text := set_config('dlock.inside', 'on', true);
+BEGIN
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = leave.name
+    RETURNING l.last_owner, l.last_token INTO last_owner, last_token;
+    IF (last_owner, last_token) = (leave.owner, leave.token) THEN
+        RETURN true;
+    END IF;
+    IF keep > '0' THEN
+        UPDATE dlock.contenders c
+        SET kept = true, wake = NULL, session = pg_backend_pid(),
+            ttl = keep, expires = clock_timestamp() + keep, server = pg_postmaster_start_time()
+        WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
+    ELSE
+        DELETE FROM dlock.contenders c
+        WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE dlock.locks l
+    SET last_owner = leave.owner, last_token = leave.token, last_run = coalesce(leave.last_run, l.last_run)
+    WHERE l.name = leave.name;
+    IF once IS NOT NULL THEN
+        INSERT INTO dlock.successes VALUES (leave.name, leave.once, leave.token) ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN true;
+END $$;
+
+CREATE FUNCTION dlock.release_among_others(
+    name text, owner text, token bigint, last_run json, once text, keep interval
+) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT dlock.leave(name, owner, token, last_run, once, keep)
+$$;
+
 -- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already. Nobody need
 -- wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs out, and the
 -- next grant, whose commit comes behind it, does wait.
@@ -194,47 +291,35 @@ END $$;
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
     keep interval DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
-DECLARE
-    last_owner text;
-    last_token bigint;
-    setting text := set_config('dlock.inside', 'on', true);
-BEGIN
-    IF keep > '0' OR once IS NOT NULL THEN
-        setting := dlock.durably();
-    ELSE
-        setting := set_config('synchronous_commit', 'off', true);
-    END IF;
-    UPDATE dlock.locks l SET token = l.token WHERE l.name = release.name
-    RETURNING l.last_owner, l.last_token INTO last_owner, last_token;
-    IF (last_owner, last_token) = (release.owner, release.token) THEN
-        RETURN true;
-    END IF;
-    IF keep > '0' THEN
-        UPDATE dlock.contenders c
-        SET kept = true, wake = NULL, session = pg_backend_pid(),
-            ttl = keep, expires = clock_timestamp() + keep, server = pg_postmaster_start_time()
-        WHERE c.name = release.name AND c.owner = release.owner AND c.token = release.token;
-    ELSE
-        DELETE FROM dlock.contenders c
-        WHERE c.name = release.name AND c.owner = release.owner AND c.token = release.token;
-    END IF;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    UPDATE dlock.locks l
-    SET last_owner = release.owner, last_token = release.token, last_run = coalesce(release.last_run, l.last_run)
-    WHERE l.name = release.name;
-    IF once IS NOT NULL THEN
-        INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
-    END IF;
-    RETURN true;
-END $$;
+) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+    SELECT set_config('dlock.inside', 'alone', true), CASE
+        WHEN keep > '0' OR once IS NOT NULL THEN dlock.durably()
+        WHEN txid_current_if_assigned() IS NULL THEN set_config('synchronous_commit', 'off', true)
+    END;
+    WITH entered AS (
+        UPDATE dlock.locks l
+        SET crowd = 0, last_owner = release.owner, last_token = release.token,
+            last_run = coalesce(release.last_run, l.last_run)
+        FROM dlock.contenders c
+        WHERE l.name = release.name AND l.crowd = 1 AND l.token = release.token
+          AND c.name = release.name AND c.owner = release.owner AND c.token = release.token AND NOT c.kept
+          AND release.once IS NULL AND (release.keep > '0') IS NOT TRUE
+        RETURNING l.name
+    ), gone AS (
+        DELETE FROM dlock.contenders c USING entered e
+        WHERE c.name = e.name AND c.owner = release.owner RETURNING true AS done
+    )
+    SELECT g.done FROM gone g
+    UNION ALL
+    SELECT dlock.release_among_others(
+        release.name, release.owner, release.token, release.last_run, release.once, release.keep)
+    WHERE NOT EXISTS (SELECT FROM gone)
+$$;
 
 -- Moves the end of what a release keeps to `ttl` from now, or with zero to now ('done'). 'not ours': it has
 -- ended. 'running': it is not kept but held, and renewed. 'revoked': it ends when it was going to.
 CREATE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT outcome text, OUT reason text)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     self dlock.contenders;
@@ -261,7 +346,7 @@ END $$;
 
 -- Gives up the place in the queue, and the lock if it was granted meanwhile.
 CREATE FUNCTION dlock.withdraw(name text, owner text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.enter(name);
     DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
@@ -270,7 +355,7 @@ END $$;
 -- Takes the lock away from exactly this holder: marks it for the holder to let go ('marked'), or, with
 -- reason => NULL, frees it on the spot ('freed'). 'not held': too late.
 CREATE FUNCTION dlock.revoke(name text, owner text, token bigint, reason text) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.enter(name);
     IF reason IS NULL THEN

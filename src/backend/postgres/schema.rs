@@ -6,9 +6,13 @@ use tokio_postgres::error::SqlState;
 use super::session::{Session, explain};
 use crate::exit::Fault;
 
+/// What dlock.version() says.
 const VERSION: i32 = 1;
 const TABLES: &str = include_str!("tables.sql");
 const PROTOCOL: &str = include_str!("protocol.sql");
+
+/// What the server says of something by the name of what is to be made.
+const IN_THE_WAY: [SqlState; 3] = [SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_FUNCTION, SqlState::DUPLICATE_OBJECT];
 
 /// Everything but `CREATE SCHEMA`, for a schema of any name.
 fn definitions(schema: &str) -> String {
@@ -48,6 +52,9 @@ pub async fn install(session: &Session, schema: &str) -> Result<()> {
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 return Err(anyhow::Error::new(error).context(advice(session, schema).await).context(Fault::Refused));
             }
+            Err(error) if error.code().is_some_and(|code| IN_THE_WAY.contains(code)) => {
+                return Err(anyhow::Error::new(error).context(half_there(schema)).context(Fault::Config));
+            }
             made => made.map_err(explain)?,
         }
     }
@@ -56,13 +63,25 @@ pub async fn install(session: &Session, schema: &str) -> Result<()> {
 
 async fn check_version(session: &Session, schema: &str) -> Result<()> {
     let version = session.query(&format!("SELECT {schema}.version()"), &[]).await.map_err(explain)?;
-    let version: i32 = version.first().context("no answer about the version")?.try_get(0)?;
+    check(version.first().context("no answer about the version")?.try_get(0)?, schema)
+}
+
+/// Whether a schema of this version is one that we can talk to.
+pub fn check(version: i32, schema: &str) -> Result<()> {
     if version == VERSION {
         return Ok(());
     }
     Err(Fault::Config.because(format_args!(
         "the schema {schema} is of version {version}, and this dlock speaks version {VERSION}: update the older one"
     )))
+}
+
+/// What to do about a schema that has something of ours, but not all.
+pub fn half_there(schema: &str) -> String {
+    format!(
+        "the schema {schema} is not all that this dlock needs: see what dlock doctor --print-schema would make, and \
+         repair it, or choose another with ?prefix="
+    )
 }
 
 async fn advice(session: &Session, schema: &str) -> String {
@@ -76,4 +95,14 @@ async fn advice(session: &Session, schema: &str) -> String {
     format!(
         "role {role} may not create the schema {schema}; an administrator can: CREATE SCHEMA {schema} AUTHORIZATION {role}"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_fits_into_a_database_of_any_encoding() {
+        assert!(script("dlock").is_ascii());
+    }
 }

@@ -3,17 +3,23 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket};
 
 use super::settings::Server;
 use super::tls;
+use crate::clock::{self, Instant};
 use crate::exit::Fault;
+
+/// How long a server that can be written to waits for another one to say the same. A standby, or a port where
+/// nobody listens, says otherwise in no time.
+const ANOTHER: Duration = Duration::from_millis(250);
 
 pub type Parameters<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
@@ -34,30 +40,68 @@ struct Heard {
 }
 
 impl Session {
-    /// Connects to whichever of the servers can be written to. They are tried at the same time, since
-    /// one that hangs would eat up the others' time.
+    /// Connects to the one server that can be written to. They are tried at the same time, since one that hangs
+    /// would eat up the others' time; and two that can be written to would each have a holder.
     pub async fn open(servers: &[Server]) -> Result<Session> {
+        if let [server] = servers {
+            return Session::begin(server.clone()).await;
+        }
         let mut attempts = JoinSet::new();
-        for server in servers.iter().cloned() {
-            attempts.spawn(async move {
-                let opened = server.config.connect(server.tls).await;
-                opened.map_err(|error| explain(error).context(server.label))
+        for (place, server) in servers.iter().cloned().enumerate() {
+            attempts.spawn(async move { (place, Session::begin(server).await) });
+        }
+        let mut failure = None;
+        let mut first: Option<(usize, Session)> = None;
+        let mut patient_until = None;
+        while let Some(attempt) = next(&mut attempts, patient_until).await {
+            let (place, session) = match attempt? {
+                (place, Ok(session)) => (place, session),
+                (_, Err(error)) => {
+                    // A standby that is only down or read-only says less than a server that refuses us.
+                    if failure.as_ref().is_none_or(|before| Fault::of(before) == Fault::Unreachable) {
+                        failure = Some(error);
+                    }
+                    continue;
+                }
+            };
+            patient_until.get_or_insert_with(|| clock::now() + ANOTHER);
+            first = Some(match first {
+                None => (place, session),
+                Some((before, other)) if other.is_on_the_server_of(&session).await? => {
+                    if before < place {
+                        (before, other)
+                    } else {
+                        (place, session)
+                    }
+                }
+                Some((before, _)) => {
+                    let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
+                    return Err(Fault::Unreachable.because(format_args!(
+                        "two servers can be written to: {}; a lock on one is none on the other, so name only those of \
+                         one cluster, and end the old primary after a failover",
+                        labels.join(" and ")
+                    )));
+                }
             });
         }
-        let mut failure = Fault::Unreachable.because("the URL names no server");
-        while let Some(attempt) = attempts.join_next().await {
-            match attempt? {
-                Ok((client, connection)) => {
-                    let heard = Arc::new(Heard::default());
-                    let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
-                    return Ok(Session { client, heard, listening: false, driver });
-                }
-                // A standby that is only down or read-only says less than a server that refuses us.
-                Err(error) if Fault::of(&failure) == Fault::Unreachable => failure = error,
-                Err(_) => {}
-            }
-        }
-        Err(failure)
+        let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
+        first.map(|(_, session)| session).ok_or_else(failed)
+    }
+
+    async fn begin(server: Server) -> Result<Session> {
+        let opened = server.config.connect(server.tls).await;
+        let (client, connection) = opened.map_err(|error| explain_login(error).context(server.label))?;
+        let heard = Arc::new(Heard::default());
+        let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
+        Ok(Session { client, heard, listening: false, driver })
+    }
+
+    /// One server may go by two names, or stand behind two poolers.
+    async fn is_on_the_server_of(&self, other: &Session) -> Result<bool> {
+        const SQL: &str = "SELECT pg_postmaster_start_time()::text";
+        let (one, another) = tokio::try_join!(self.query(SQL, &[]), other.query(SQL, &[])).map_err(explain)?;
+        let started = |rows: &[Row]| rows.first().and_then(|row| row.try_get::<_, String>(0).ok());
+        Ok(started(&one).is_some() && started(&one) == started(&another))
     }
 
     pub fn is_closed(&self) -> bool {
@@ -107,6 +151,14 @@ impl Drop for Session {
     }
 }
 
+/// What the next attempt came to; none, if all have ended or it takes too long.
+async fn next<T: 'static>(attempts: &mut JoinSet<T>, until: Option<Instant>) -> Option<Result<T, JoinError>> {
+    match until {
+        None => attempts.join_next().await,
+        Some(until) => tokio::time::timeout(until.remaining(), attempts.join_next()).await.ok().flatten(),
+    }
+}
+
 async fn listen(mut connection: Connection<Socket, tls::Stream>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = poll_fn(|task| connection.poll_message(task)).await {
         match message {
@@ -130,12 +182,49 @@ pub fn is_worth_repeating(error: &Error) -> bool {
 /// Whether the schema `dlock` is not there, or not all of it.
 pub fn is_missing(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref::<Error>().and_then(Error::code);
-    matches!(code, Some(&SqlState::INVALID_SCHEMA_NAME | &SqlState::UNDEFINED_FUNCTION | &SqlState::UNDEFINED_TABLE))
+    matches!(
+        code,
+        Some(
+            &SqlState::INVALID_SCHEMA_NAME
+                | &SqlState::UNDEFINED_FUNCTION
+                | &SqlState::UNDEFINED_TABLE
+                | &SqlState::UNDEFINED_COLUMN
+        )
+    )
 }
 
 /// Whether the server has no connection left for us.
 pub fn is_crowded(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)
+}
+
+/// What keeps us from getting in.
+fn explain_login(error: Error) -> anyhow::Error {
+    let Some(refusal) = error.as_db_error() else { return explain(error) };
+    // Poolers have no code for it.
+    let says = |words| refusal.message().contains(words);
+    let (fault, words) = match *refusal.code() {
+        SqlState::INSUFFICIENT_PRIVILEGE => (Fault::Refused, "an administrator can: GRANT CONNECT ON DATABASE … TO …"),
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
+            (Fault::Unreachable, "an administrator can: ALTER DATABASE … ALLOW_CONNECTIONS true")
+        }
+        SqlState::TOO_MANY_CONNECTIONS => (
+            Fault::Unreachable,
+            match refusal.routine() {
+                Some("InitializeSessionUserId") => "the role has no connection left: raise its CONNECTION LIMIT",
+                Some("CheckMyDatabase") => "the database has no connection left: raise its CONNECTION LIMIT",
+                _ => "the server has no connection left: raise max_connections, or use a pooler",
+            },
+        ),
+        SqlState::PROTOCOL_VIOLATION if says("no such database") => {
+            (Fault::Config, "name a database in the URL that the pooler knows")
+        }
+        SqlState::PROTOCOL_VIOLATION if says("unsupported startup parameter") => {
+            (Fault::Config, "leave it out of the URL and PGOPTIONS, or let the pooler ignore_startup_parameters")
+        }
+        _ => return explain(error),
+    };
+    anyhow::Error::new(error).context(words).context(fault)
 }
 
 /// Gives an error the exit code and the words it deserves.
@@ -151,14 +240,15 @@ pub fn explain(error: Error) -> anyhow::Error {
         ),
         SqlState::INVALID_CATALOG_NAME => (Fault::Config, "name an existing database in the URL"),
         SqlState::READ_ONLY_SQL_TRANSACTION => (Fault::Unreachable, READ_ONLY),
-        SqlState::TOO_MANY_CONNECTIONS => {
-            (Fault::Unreachable, "the server has no connection left: raise max_connections, or use a pooler")
-        }
         SqlState::LOCK_NOT_AVAILABLE => {
             (Fault::Unreachable, "a transaction that has not ended yet keeps the lock's row to itself")
         }
         SqlState::UNDEFINED_FUNCTION | SqlState::INVALID_SCHEMA_NAME => {
             (Fault::Config, "dlock's schema is not there, or is another version's")
+        }
+        // Nothing but the schema's name differs from what we were tested with.
+        SqlState::SYNTAX_ERROR | SqlState::RESERVED_NAME => {
+            (Fault::Config, "the server keeps this name to itself: give the schema another with ?prefix=")
         }
         // Starting, stopping, out of memory or disk, cancelled: it may well be better the next time.
         ref other if ["08", "53", "57"].iter().any(|class| other.code().starts_with(class)) => {

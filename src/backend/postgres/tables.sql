@@ -1,7 +1,7 @@
 -- The locks of dlock in PostgreSQL, version 1: tables, and the functions that are the whole protocol.
 -- Any SQL client may take part, and is then excluded by and excludes every `dlock run`:
 --
---   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | …
+--   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | ...
 --   SELECT outcome        FROM dlock.renew('nightly', 'me-1', 42, ttl => '30 s'); -- held | lost | revoked
 --   SELECT dlock.release('nightly', 'me-1', 42);                                  -- true: it was ours
 --   SELECT dlock.fence('accounts', 42);      -- in the transaction that writes: refuses an older token
@@ -17,6 +17,7 @@ CREATE TABLE dlock.locks (
     name       text COLLATE "C" PRIMARY KEY
                CHECK (octet_length(name) BETWEEN 1 AND 200 AND name !~ '[^A-Za-z0-9._:@+/-]|(^|/)[.]{0,2}(/|$)'),
     token      bigint NOT NULL DEFAULT 0, -- of the latest grant, greater at every grant, whatever its mode
+    crowd      int NOT NULL DEFAULT 2,    -- contenders: 0, none; 1, one, which holds `token`; 2, see for yourself
     last_owner text,                      -- who let go last, and of what: answers a repeated release
     last_token bigint,
     last_run   json CHECK (octet_length(last_run::text) < 100000)
@@ -68,7 +69,7 @@ $$;
 CREATE FUNCTION dlock.enter(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('dlock.inside', 'on', true);
-    UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name;
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = enter.name;
     RETURN FOUND;
 END $$;
 
@@ -81,25 +82,34 @@ CREATE FUNCTION dlock.wake_first(name text) RETURNS void LANGUAGE sql AS $$
     ) first WHERE first.wake IS NOT NULL AND first.session <> pg_backend_pid()
 $$;
 
--- Whoever changes somebody else's row wakes its owner; whoever leaves wakes the queue. Nobody does so by
--- hand: that could let a second holder in beside the first.
+-- Whoever changes somebody else's row wakes its owner; whoever leaves others behind wakes the queue.
 CREATE FUNCTION dlock.contender_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF current_setting('dlock.inside', true) IS DISTINCT FROM 'on' THEN
-        RAISE 'who holds a lock is changed by dlock.revoke() and the other functions, not by hand';
-    END IF;
     IF TG_OP = 'DELETE' THEN
         PERFORM dlock.wake_first(OLD.name);
-    ELSIF NEW.session = pg_backend_pid() THEN
-        RETURN NULL;
     END IF;
     IF OLD.wake IS NOT NULL AND OLD.session <> pg_backend_pid() THEN
         PERFORM pg_notify(OLD.wake, '');
     END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER contender_changed AFTER INSERT OR UPDATE OR DELETE ON dlock.contenders
-    FOR EACH ROW EXECUTE FUNCTION dlock.contender_changed();
+CREATE TRIGGER contender_left AFTER DELETE ON dlock.contenders FOR EACH ROW
+    WHEN (current_setting('dlock.inside', true) IS DISTINCT FROM 'alone') EXECUTE FUNCTION dlock.contender_changed();
+CREATE TRIGGER contender_changed AFTER UPDATE ON dlock.contenders FOR EACH ROW
+    WHEN (NEW.session <> pg_backend_pid()) EXECUTE FUNCTION dlock.contender_changed();
+
+-- Nobody changes who contends by hand: that could let a second holder in beside the first.
+CREATE FUNCTION dlock.refuse_by_hand() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE 'who holds a lock is changed by dlock.revoke() and the other functions, not by hand';
+END $$;
+CREATE TRIGGER not_by_hand AFTER INSERT OR UPDATE OR DELETE ON dlock.contenders FOR EACH ROW
+    WHEN (coalesce(current_setting('dlock.inside', true), '') = '') EXECUTE FUNCTION dlock.refuse_by_hand();
+CREATE TRIGGER not_by_hand BEFORE UPDATE ON dlock.locks FOR EACH ROW
+    WHEN (NEW.crowd < OLD.crowd AND coalesce(current_setting('dlock.inside', true), '') = '')
+    EXECUTE FUNCTION dlock.refuse_by_hand();
+CREATE TRIGGER never_all BEFORE TRUNCATE ON dlock.contenders EXECUTE FUNCTION dlock.refuse_by_hand();
+CREATE TRIGGER never_all BEFORE TRUNCATE ON dlock.successes EXECUTE FUNCTION dlock.refuse_by_hand();
 
 CREATE FUNCTION dlock.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

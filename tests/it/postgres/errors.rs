@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::{on, used};
-use crate::support::{Bed, Dlock, Ended, Postgres, free_port};
+use crate::support::{Bed, Dlock, Ended, Pooler, Postgres, free_port, unique, until};
 
 fn attempt(url: &str) -> Ended {
     on(url).run("door").sh("echo no").ended()
@@ -125,6 +125,63 @@ fn a_schema_of_another_version_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
     server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 2'");
+    attempt(&server.url()).expect(78).saying("version 2");
+    assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0");
     server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
     attempt(&server.url()).expect(78).saying("version 2");
+}
+
+#[test]
+fn a_schema_that_is_half_there_is_78() {
+    let server = Postgres::with(&[]);
+    used(&server);
+    server.sql("ALTER FUNCTION dlock.version RENAME TO edition");
+    attempt(&server.url()).expect(78).saying("not all that this dlock needs");
+    server.sql("ALTER FUNCTION dlock.edition RENAME TO version");
+    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
+    attempt(&server.url()).expect(78).saying("not all that this dlock needs");
+}
+
+#[test]
+fn a_name_that_the_server_keeps_to_itself_is_78() {
+    for prefix in ["prefix=user", "prefix=pg_locks"] {
+        attempt(&Postgres::shared().url_as("postgres", prefix)).expect(78).saying("?prefix=");
+    }
+}
+
+#[test]
+fn a_database_or_a_role_that_lets_nobody_in_says_how_it_would() {
+    let server = Postgres::shared();
+    let at = |role: &str, database: &str| {
+        let url = format!("postgres://{role}@127.0.0.1:{}/{database}", server.port());
+        on(&url).run("door").args(["--connect-timeout", "1s"]).sh("echo no").ended()
+    };
+    server.sql("CREATE DATABASE closed ALLOW_CONNECTIONS false");
+    at("postgres", "closed").expect(69).saying("ALLOW_CONNECTIONS");
+    server.sql("CREATE DATABASE private");
+    server.sql("REVOKE CONNECT ON DATABASE private FROM PUBLIC");
+    server.sql("CREATE ROLE stranger LOGIN");
+    at("stranger", "private").expect(77).saying("GRANT CONNECT");
+    server.sql("CREATE ROLE limited LOGIN CONNECTION LIMIT 0");
+    at("limited", "postgres").expect(69).saying("raise its CONNECTION LIMIT");
+}
+
+#[test]
+fn what_a_pooler_does_not_know_is_78() {
+    let pooler = Pooler::to(Postgres::shared());
+    attempt(&pooler.url("listen=off&options=-c%20work_mem%3D8MB")).expect(78).saying("ignore_startup_parameters");
+}
+
+#[test]
+fn a_transaction_that_sits_on_the_row_is_named() {
+    let (server, name) = (Postgres::shared(), unique("sat-upon"));
+    used(server);
+    let sit = format!("BEGIN; SELECT dlock.acquire('{name}', 'sitter'); SELECT pg_sleep(7); ROLLBACK");
+    let sitting = std::thread::spawn(move || server.sql(&sit));
+    until("the row to be taken", || {
+        server.sql("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%sitter%' AND wait_event = 'PgSleep'")
+            == "1"
+    });
+    server.dlock().run(&name).sh("echo no").ended().expect(69).saying("a transaction that has not ended yet");
+    sitting.join().unwrap();
 }

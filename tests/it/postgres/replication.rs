@@ -44,6 +44,28 @@ fn a_failover_to_a_synchronous_standby_costs_nothing() {
 }
 
 #[test]
+fn two_servers_that_can_both_be_written_to_are_refused() {
+    let (one, another) = (Postgres::shared(), Postgres::with(&[]));
+    used(one);
+    let url = both(&another, one);
+    let words = format!("two servers can be written to: 127.0.0.1:{}/postgres and", another.port());
+    for _ in 0..3 {
+        on(&url).run("split").sh("echo no").ended().expect(69).saying(&words);
+    }
+    another.kill();
+    on(&url).run("split").sh("exit 0").ended().expect(0).silently();
+    let by_two_names = format!("postgres://postgres@localhost:{0},127.0.0.1:{0}/postgres", one.port());
+    on(&by_two_names).run("split").sh("exit 0").ended().expect(0).silently();
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres",
+        deaf.local_addr().unwrap().port(),
+        one.port()
+    );
+    on(&url).run("split").args(["--connect-timeout", "20s"]).sh("exit 0").ended().expect(0).silently();
+}
+
+#[test]
 fn a_commit_that_the_standby_has_not_confirmed_is_no_grant() {
     let server = Postgres::with(&[]);
     used(&server);

@@ -124,6 +124,9 @@ fn tables_are_not_changed_by_hand() {
     for wrong in [
         format!("DELETE FROM dlock.contenders WHERE name = '{name}'"),
         format!("UPDATE dlock.contenders SET expires = 'epoch' WHERE name = '{name}'"),
+        format!("UPDATE dlock.locks SET crowd = 0 WHERE name = '{name}'"),
+        "TRUNCATE dlock.contenders".to_owned(),
+        "TRUNCATE dlock.successes".to_owned(),
     ] {
         assert!(server.try_sql(&wrong).unwrap_err().contains("not by hand"), "{wrong}");
     }
@@ -131,6 +134,84 @@ fn tables_are_not_changed_by_hand() {
     log.await_beat();
     holder.signal(Signal::SIGINT);
     drop(holder);
+}
+
+#[test]
+fn a_callers_own_commit_stays_as_durable_as_it_was() {
+    let (server, name) = (Postgres::shared(), unique("durable"));
+    used(server);
+    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
+    let wait = format!("SELECT outcome FROM dlock.acquire('{name}', 'psql-2', queue => true, again => true)");
+    assert_eq!(server.sql(&wait), "busy");
+    let release = format!("SELECT dlock.release('{name}', 'psql-1', {token})");
+    let commit_after = |statements: &str| {
+        server
+            .sql(&format!("BEGIN; {statements}; SHOW synchronous_commit; ROLLBACK"))
+            .lines()
+            .last()
+            .unwrap()
+            .to_owned()
+    };
+    for call in [&wait, &release] {
+        assert_eq!(commit_after(call), "off", "nothing is in it but {call}");
+        assert_eq!(commit_after(&format!("CREATE TABLE mine (); {call}")), "on", "{call}");
+    }
+}
+
+#[test]
+fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
+    let (server, name) = (Postgres::shared(), unique("again"));
+    used(server);
+    let expires = || server.sql(&format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'"));
+    let acquire = |owner: &str| server.sql(&format!("SELECT outcome FROM dlock.acquire('{name}', '{owner}')"));
+    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
+    server.sql(&format!("SELECT dlock.release('{name}', 'psql-1', {token}, keep => '1 h')"));
+    let kept = expires();
+    assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", kept.clone()), "kept");
+    server.sql(&format!("SELECT dlock.rehold('{name}', 'psql-1', '0 s')"));
+
+    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '2 s')"));
+    assert_eq!(acquire("psql-1"), "granted");
+    server.sql(&format!("SELECT dlock.renew('{name}', 'psql-1', {token}, '2 s')"));
+    server.sql(&format!("SELECT dlock.revoke('{name}', 'psql-1', {token}, 'maintenance')"));
+    let revoked = expires();
+    assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", revoked), "revoked");
+    until("its lease to be over", || acquire("psql-1") == "granted");
+    assert_ne!(server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}'")), token);
+}
+
+#[test]
+fn a_lock_that_nobody_contends_for_is_taken_by_its_own_row() {
+    let (server, name) = (Postgres::shared(), unique("alone"));
+    used(server);
+    let crowd = || server.sql(&format!("SELECT crowd FROM dlock.locks WHERE name = '{name}'"));
+    let acquire = |owner: &str| server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', '{owner}')"));
+    let grant = |owner: &str| acquire(owner).strip_prefix("granted|").unwrap().parse::<u64>().unwrap();
+    let release =
+        |owner: &str, token: u64| server.sql(&format!("SELECT dlock.release('{name}', '{owner}', {token})")) == "t";
+    let first = grant("psql-1");
+    assert_eq!(crowd(), "1");
+    assert!(release("psql-1", first));
+    assert_eq!(crowd(), "0");
+    let last = grant("psql-1");
+    assert!(last > first);
+    assert_eq!(crowd(), "1");
+    assert_eq!(acquire("psql-2"), "busy|");
+    assert_eq!(crowd(), "2");
+    assert!(!release("psql-2", last) && !release("psql-1", last - 1), "only by its holder");
+    assert!(release("psql-1", last) && release("psql-1", last), "also the second time");
+    assert!(grant("psql-2") > last);
+}
+
+#[test]
+fn a_database_of_another_encoding_keeps_locks_too() {
+    let server = Postgres::shared();
+    server.sql("CREATE DATABASE latin ENCODING LATIN1 TEMPLATE template0");
+    let url = format!("postgres://postgres@127.0.0.1:{}/latin", server.port());
+    let once = |key: &str| on(&url).run("once").args(["--once", key]).sh("echo ran").ended().expect(0).stdout;
+    assert_eq!((once("täglich"), once("täglich")), ("ran\n".into(), "".into()));
+    assert_eq!((once("10 €"), once("10 €")), ("ran\n".into(), "".into()));
+    assert_eq!(once("10 \\u20ac"), "ran\n", "another key");
 }
 
 #[test]
