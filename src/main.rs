@@ -65,7 +65,7 @@ fn obey(cli: Cli) -> Exit {
     let result = voice.and_then(|_| commands::dispatch(cli.verb, Voice::new(format, loudness)));
     result.unwrap_or_else(|error| {
         voice_of_errors.error(&error);
-        Fault::of(&error).exit()
+        commands::failed(Fault::of(&error))
     })
 }
 
@@ -87,5 +87,5 @@ fn misunderstood(error: &clap::Error) -> Exit {
         _ => sentence.split(" For more information").next().unwrap_or_default().trim_end_matches('.'),
     };
     Voice::new(Format::Text, Loudness::Normal).error(&Fault::Usage.because(format_args!("{sentence}; see {help}")));
-    Fault::Usage.exit()
+    commands::failed(Fault::Usage)
 }

@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 use crate::cli::Verb;
 use crate::config::{Acquisition, Examination, Fence, Job, StatusQuery, Takeaway, Tenure};
-use crate::exit::Exit;
+use crate::exit::{Exit, Fault};
 use crate::report::Voice;
 
 pub fn dispatch(verb: Verb, voice: Voice) -> Result<Exit> {
@@ -33,6 +33,15 @@ pub fn dispatch(verb: Verb, voice: Voice) -> Result<Exit> {
         Verb::Completions { shell } => generate::completions(shell),
         Verb::Man => generate::man(),
         Verb::Words(args) => words::words(args),
+    }
+}
+
+/// What is left to do when dlock has failed, or was not understood.
+pub fn failed(fault: Fault) -> Exit {
+    let exit = fault.exit();
+    match std::env::args_os().nth(1) {
+        Some(verb) if verb == "acquire" => tenure::fail_the_eval(exit),
+        _ => exit,
     }
 }
 

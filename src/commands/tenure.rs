@@ -1,7 +1,7 @@
 //! `dlock acquire`, `renew` and `release`: a lock for steps that cannot be wrapped. Nobody keeps it alive
 //! but its ttl, and nobody is ended when it runs out: the fencing token matters more here than anywhere.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use serde_json::json;
@@ -21,8 +21,19 @@ pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
             std::io::stdout().write_all(text.as_bytes())?;
             Ok(Exit::OK)
         }
-        Err(exit) => Ok(exit),
+        Err(exit) => Ok(fail_the_eval(exit)),
     }
+}
+
+/// `eval` of nothing succeeds, so that `eval "$(dlock acquire …)"` would go on without the lock. Prints what makes it
+/// fail with our exit code, and forgets an earlier lock's owner and token; `-E 0` makes no lock of it, either.
+pub fn fail_the_eval(exit: Exit) -> Exit {
+    if !std::io::stdout().is_terminal() && !std::env::args_os().any(|word| word == "--json") {
+        let code = if exit == Exit::OK { Exit::BUSY } else { exit.code() };
+        // Whoever does not read this does not eval it.
+        let _ = write!(std::io::stdout(), "DLOCK_OWNER=\nDLOCK_FENCING_TOKEN=$(exit {code})\n");
+    }
+    exit
 }
 
 /// Lets it live for its ttl from now on or, with a ttl of zero, ends it.
