@@ -17,13 +17,20 @@ use anyhow::{Context, Result};
 use crate::cli::Verb;
 use crate::config::{Acquisition, Examination, Fence, Job, StatusQuery, Takeaway, Tenure};
 use crate::exit::{Exit, Fault};
-use crate::report::Voice;
+use crate::report::{NobodyReads, Voice};
 
 pub fn dispatch(verb: Verb, voice: Voice) -> Result<Exit> {
+    match obey(verb, voice) {
+        Err(error) if error.is::<NobodyReads>() => Ok(Exit::OK),
+        done => done,
+    }
+}
+
+fn obey(verb: Verb, voice: Voice) -> Result<Exit> {
     match verb {
         Verb::Run(args) if args.explain => explain::explain(&Job::from_args(*args)?),
         Verb::Run(args) => run::run(Job::from_args(*args)?, voice),
-        Verb::Status(args) => status::status(&StatusQuery::from_args(args)?),
+        Verb::Status(args) => status::status(&StatusQuery::from_args(args)?, voice),
         Verb::ForceRelease(args) => force_release::force_release(&Takeaway::from_args(args)?),
         Verb::Acquire(args) => tenure::acquire(Acquisition::from_args(args)?, voice),
         Verb::Renew(args) => tenure::change(&Tenure::to_renew(args)?),

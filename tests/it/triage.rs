@@ -64,6 +64,14 @@ fn no_shell_goes_on_without_the_lock() {
     assert_eq!(json.stdout, "");
 }
 
+#[test]
+fn a_lock_that_nobody_was_told_of_is_let_go() {
+    let bed = FileBed::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    bed.dlock().args(["acquire", "--name", "x"]).ended_writing_to(full).expect(125).saying("let go again");
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
+}
+
 /// The steps of a CI job are processes of their own that share a file of variables.
 #[test]
 fn the_steps_of_a_ci_job_share_a_lock() {
