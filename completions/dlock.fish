@@ -67,7 +67,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -s b -l backend -d '
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read this config file instead of the usual one' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l log -d 'How to write on standard error: text or json [default: text]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it again every EVERY, until interrupted [default: 2s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it again every EVERY, until interrupted; a word behind it that is no duration is a lock [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print one JSON array'

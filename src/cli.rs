@@ -178,7 +178,7 @@ pub struct StatusArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Show it again every EVERY, until interrupted [default: 2s]
+    /// Show it again every EVERY, until interrupted; a word behind it that is no duration is a lock [default: 2s]
     #[arg(long, value_name = "EVERY", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub watch: Option<String>,
 
@@ -337,7 +337,10 @@ pub struct FenceArgs {
 impl Cli {
     /// What was typed.
     pub fn read() -> Result<Cli, clap::Error> {
-        plain::read(std::env::args_os().skip(1)).map_or_else(Cli::try_parse, |verb| Ok(Cli { verb }))
+        match plain::read(std::env::args_os().skip(1)) {
+            Some(verb) => Ok(Cli { verb }),
+            None => Cli::try_parse_from(plain::with_watch_joined(std::env::args_os())),
+        }
     }
 
     pub fn has_verb(word: &str) -> bool {

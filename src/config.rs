@@ -262,7 +262,8 @@ impl Examination {
     pub fn from_args(args: cli::DoctorArgs) -> Result<Examination> {
         let mut layers = Layers::load(&args.common)?;
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
-        let terms = Terms::new(ttl, None).context(Fault::Usage)?;
+        let kill_after = layers.get("kill-after", None, values::duration)?;
+        let terms = Terms::new(ttl, kill_after).context(Fault::Usage)?;
         let service = Service::from_layers(&mut layers, &args.common, Some(terms))?;
         Ok(Examination { service, terms, json: args.json, strict: args.strict, print_schema: args.print_schema })
     }

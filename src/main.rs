@@ -66,13 +66,13 @@ fn obey(cli: Cli) -> Exit {
     let result = voice.and_then(|_| commands::dispatch(cli.verb, Voice::new(format, loudness)));
     result.unwrap_or_else(|error| {
         voice_of_errors.error(&error);
-        exit_of(&error)
+        commands::failed(fault_of(&error))
     })
 }
 
 /// A disk that fails puts the locks on it out of reach, though no server has to be looked after.
-fn exit_of(error: &anyhow::Error) -> Exit {
-    if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable.exit() } else { Fault::of(error).exit() }
+fn fault_of(error: &anyhow::Error) -> Fault {
+    if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable } else { Fault::of(error) }
 }
 
 /// clap explains over several lines and exits with 2; we have one line, and 64.
@@ -96,7 +96,7 @@ fn misunderstood(error: &clap::Error) -> Exit {
     };
     let mut voice = Voice::new(config::typed_format(typed()), Loudness::Normal);
     voice.error(&Fault::Usage.because(format_args!("{sentence}; see {help}")));
-    Fault::Usage.exit()
+    commands::failed(Fault::Usage)
 }
 
 /// The first word that clap took for an argument too many.

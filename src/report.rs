@@ -2,10 +2,11 @@
 //! while somebody at a terminal waits. Text from elsewhere is escaped here and nowhere else.
 
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
 use humantime::format_duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
@@ -237,6 +238,27 @@ fn speak(text: &str) {
     }
 }
 
+/// Whoever read our standard output has seen enough, as head(1) has: no failure, and nobody to tell.
+#[derive(Debug)]
+pub struct NobodyReads;
+
+impl Display for NobodyReads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("nobody reads standard output any more")
+    }
+}
+
+impl std::error::Error for NobodyReads {}
+
+/// Writes to standard output; fails with [`NobodyReads`] when that leads nowhere any more.
+pub fn print(text: impl AsRef<[u8]>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        written => written.context("cannot write to standard output"),
+    }
+}
+
 /// A holder in a few words: `web1 pid 4242 (./report.sh) for 3m 12s`.
 pub fn describe(holder: &Holder) -> String {
     let mut words = Vec::new();
@@ -260,7 +282,7 @@ pub fn describe(holder: &Holder) -> String {
 const LONGEST_ERROR: usize = 1000;
 
 /// All causes of an error but one, outermost first, in one line and without saying anything twice.
-fn causes(error: &anyhow::Error, but: &str) -> String {
+pub fn causes(error: &anyhow::Error, but: &str) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         let text = cause.to_string().trim().replace('\n', " ");

@@ -184,6 +184,15 @@ impl Finding {
     ) -> Finding {
         Finding { check, verdict: Verdict::Weak, what: what.into(), why: why.into(), advice: advice.into() }
     }
+
+    pub fn broken(
+        check: &'static str,
+        what: impl Into<String>,
+        why: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Finding {
+        Finding { verdict: Verdict::Broken, ..Finding::weak(check, what, why, advice) }
+    }
 }
 
 /// What a backend says about itself.

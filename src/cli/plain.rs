@@ -15,6 +15,25 @@ pub fn read(mut words: impl Iterator<Item = OsString>) -> Option<Verb> {
     }
 }
 
+/// `status --watch 5s` means `--watch=5s`, unlike `status --watch nightly`: clap would take both for names, or neither.
+pub fn with_watch_joined(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut joined: Vec<OsString> = Vec::new();
+    let is_duration = |word: &str| {
+        word.starts_with(|c: char| c.is_ascii_digit())
+            && (word.parse::<f64>().is_ok() || humantime::parse_duration(word).is_ok())
+    };
+    for word in words {
+        let of_status = joined.get(1).is_some_and(|verb| verb == "status") && !joined.iter().any(|word| word == "--");
+        match (joined.last_mut(), word.to_str()) {
+            (Some(option), Some(every)) if of_status && option == "--watch" && is_duration(every) => {
+                option.push(format!("={every}"));
+            }
+            _ => joined.push(word),
+        }
+    }
+    joined
+}
+
 fn run(mut words: impl Iterator<Item = OsString>) -> Option<RunArgs> {
     let mut args = RunArgs::default();
     let mut command = None;
@@ -185,6 +204,23 @@ mod tests {
                     prop_assert_eq!(Some(plain), by_clap(&words), "{:?}", words);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_duration_behind_watch_is_its_own_and_any_other_word_a_lock() {
+        for (typed, meant) in [
+            ("status --watch 5 x", "status --watch=5 x"),
+            ("status --watch 1m", "status --watch=1m"),
+            ("status x --watch", "status x --watch"),
+            ("status --watch nan", "status --watch nan"),
+            ("status --watch x 5", "status --watch x 5"),
+            ("status --watch=1s 5", "status --watch=1s 5"),
+            ("status -- --watch 5", "status -- --watch 5"),
+            ("run --watch 5", "run --watch 5"),
+        ] {
+            let words = ["dlock"].into_iter().chain(typed.split(' ')).map(OsString::from);
+            assert_eq!(with_watch_joined(words).join(" ".as_ref()), OsString::from(format!("dlock {meant}")));
         }
     }
 

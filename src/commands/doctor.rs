@@ -1,167 +1,221 @@
 //! `dlock doctor`: does this backend work, and does it keep the promise? Takes, renews and releases a
-//! probe lock as a run would, and asks the backend what weakens the promise.
+//! probe lock as a run would, and asks the backend what weakens the promise. Whatever fails becomes a finding: a sick
+//! backend is the one that has to be examined.
+
+mod report;
 
 use std::future::Future;
-use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Result;
-use serde_json::json;
+use anyhow::{Error, Result};
 
 use super::block_on;
-use crate::backend::{self, Ask, Attempt, Backend, Checkup, Ending, Finding, Released, Renewal, Verdict, within};
-use crate::clock::{self, Instant};
+use crate::backend::{
+    self, Ask, Attempt, Backend, Checkup, Ending, Finding, Lease, Released, Renewal, Verdict, within,
+};
+use crate::clock;
 use crate::config::Examination;
 use crate::exit::{Exit, Fault};
-use crate::lock::{Identity, Mode, Term};
-use crate::report::escape;
+use crate::lock::{Identity, LockState, Mode, State, Term};
+use crate::report::{causes, describe, print};
 
-/// How long each step of a run takes here.
+const PROBE: &str = "dlock-doctor";
+
+/// What was found out.
 #[derive(Default)]
-struct Latencies(Vec<(&'static str, Duration)>);
+struct Report {
+    /// How long each step of a run takes here.
+    latencies: Vec<(&'static str, Duration)>,
+    /// What the probe was granted.
+    term: Option<Term>,
+    checkup: Checkup,
+    /// The exit code, if anything is broken.
+    broken: Option<Exit>,
+}
 
 pub fn doctor(order: &Examination) -> Result<Exit> {
     if order.print_schema {
-        std::io::stdout().write_all(backend::schema(&order.service.address)?.as_bytes())?;
+        print(backend::schema(&order.service.address)?)?;
         return Ok(Exit::OK);
     }
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
-    let mut latencies = Latencies::default();
-    let mut checkup = block_on(async {
-        probe(order, backend.as_mut(), &mut latencies).await?;
-        within(order.service.patience.connect, backend.examine()).await
+    let mut report = Report::default();
+    block_on(async {
+        let probed = report.probe(order, backend.as_mut()).await;
+        let failure = probed.err().map(|error| causes(&error, ""));
+        // Several requests, some of them to servers that are not well, each with its own patience.
+        match within(order.service.patience.connect * 2, backend.examine()).await {
+            Ok(Checkup { findings, clock_offset_us }) => {
+                report.checkup.findings.extend(findings);
+                report.checkup.clock_offset_us = clock_offset_us;
+            }
+            // What keeps us from taking a lock mostly keeps us from asking as well.
+            Err(error) if failure.as_deref() == Some(&causes(&error, "")) => {}
+            Err(error) => report.fail("examine", "the server cannot be asked about itself", &error),
+        }
+        Ok(())
     })?;
-    checkup.findings.extend(slowness(order, &latencies));
-    checkup.findings.extend(clock_offset(&checkup));
-    let text = if order.json { as_json(order, &latencies, &checkup) } else { as_text(order, &latencies, &checkup) };
-    std::io::stdout().write_all(text.as_bytes())?;
-    let worst = checkup.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine);
-    Ok(match worst {
-        Verdict::Broken => Fault::Unreachable.exit(),
+    let (slowness, clock) = (report.slowness(order), report.clock_offset());
+    report.checkup.findings.extend([Some(process_table()), slowness, clock].into_iter().flatten());
+    print(if order.json { report.as_json(order) } else { report.as_text(order) })?;
+    Ok(match report.worst() {
+        Verdict::Broken => report.broken.unwrap_or(Fault::Unreachable.exit()),
         Verdict::Weak if order.strict => Exit::Code(1),
         Verdict::Weak | Verdict::Fine => Exit::OK,
     })
 }
 
-/// The life of a lease, with nobody else interested in it.
-async fn probe(order: &Examination, backend: &mut dyn Backend, latencies: &mut Latencies) -> Result<()> {
-    let who = Identity::of_this_process("dlock doctor")?;
-    let ask = Ask {
-        name: "dlock-doctor".parse()?,
-        who,
-        mode: Mode::Exclusive,
-        ttl: order.terms.ttl,
-        queue: false,
-        once: None,
-    };
-    let connect = order.service.patience.connect;
-    let give_up = clock::now() + connect;
-    let lease = loop {
-        match latencies.take("connect and acquire", within(connect, backend.try_acquire(&ask))).await? {
-            Attempt::Granted(lease) => break lease,
-            Attempt::Busy(_) if !give_up.has_passed() => {
-                // Another doctor is here.
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                latencies.0.clear();
-            }
-            _ => return Err(Fault::Internal.because("the probe lock dlock-doctor is not free: see dlock status")),
-        }
-    };
-    let renewal = latencies.take("renew", within(connect, backend.renew(&lease))).await?;
-    let ending = Ending { last_run: None, hold_until: None };
-    let released = latencies.take("release", within(connect, backend.release(&lease, &ending))).await?;
-    match (renewal, released) {
-        (Renewal::Held(_), Released::Done) => Ok(()),
-        (Renewal::Lost(why) | Renewal::Revoked(why), _) => {
-            Err(Fault::Internal.because(format_args!("the probe lock was lost: {why}")))
-        }
-        (_, Released::NotOurs) => Err(Fault::Internal.because("the probe lock was not ours any more")),
-    }
+/// Whether this is a probe lock that nobody holds: nothing that anybody wants to see in a list.
+pub fn is_spent_probe(state: &LockState) -> bool {
+    state.name.as_str() == PROBE && state.state == State::Free && state.last_run.is_none()
 }
 
-impl Latencies {
-    async fn take<T>(&mut self, step: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
+impl Report {
+    /// The life of a lease, with nobody else interested in it.
+    async fn probe(&mut self, order: &Examination, backend: &mut dyn Backend) -> Result<()> {
+        let patience = order.service.patience;
+        let ask = Ask {
+            name: PROBE.parse()?,
+            who: Identity::of_this_process("dlock doctor")?,
+            mode: Mode::Exclusive,
+            ttl: order.terms.ttl,
+            queue: false,
+            once: None,
+        };
+        let lease = match self.acquire(&ask, patience.connect, backend).await {
+            Ok(Some(lease)) => lease,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                // Whether it was granted is not known; the server may still hear that nobody wants it.
+                let _ = within(patience.attempt, backend.withdraw(&ask)).await;
+                self.fail("probe", "no lock can be taken", &error);
+                return Err(error);
+            }
+        };
+        self.term = Some(lease.term);
+        let renewal = self.timed("renew", within(patience.connect, backend.renew(&lease))).await;
+        let ending = Ending { last_run: None, hold_until: None };
+        let released = self.timed("release", within(patience.connect, backend.release(&lease, &ending))).await;
+        let lost = |why: &str| Err(Fault::Unreachable.because(why));
+        let renewed = match renewal {
+            Ok(Renewal::Held(_)) => Ok(()),
+            Ok(Renewal::Lost(why) | Renewal::Revoked(why)) => lost(&format!("the probe lock was lost: {why}")),
+            Err(error) => Err(error),
+        };
+        let released = match released {
+            Ok(Released::Done) => Ok(()),
+            Ok(Released::NotOurs) => lost("the probe lock was not ours any more"),
+            Err(error) => Err(error),
+        };
+        for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be let go of")] {
+            if let Err(error) = outcome {
+                self.fail("probe", consequence, &error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// `None` if somebody else has the probe lock, which is a finding.
+    async fn acquire(&mut self, ask: &Ask, patience: Duration, backend: &mut dyn Backend) -> Result<Option<Lease>> {
+        let give_up = clock::now() + patience;
+        loop {
+            let holder = match self.timed("connect and acquire", within(patience, backend.try_acquire(ask))).await? {
+                Attempt::Granted(lease) => return Ok(Some(lease)),
+                Attempt::Busy(busy) if give_up.has_passed() => busy.holder,
+                Attempt::Busy(_) => {
+                    // Another doctor is here.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    self.latencies.clear();
+                    continue;
+                }
+                Attempt::OtherTerms(_) | Attempt::AlreadyRan => None,
+            };
+            let holder = holder.map_or_else(|| "somebody".into(), |holder| describe(&holder));
+            self.broken = Some(Exit::Code(Exit::BUSY));
+            self.checkup.findings.push(Finding::broken(
+                "probe",
+                format!("the lock {PROBE} is held by {holder}"),
+                "the backend answers, but whether a lock can be taken, renewed and released was not tried",
+                format!("wait for it, or take it away: dlock force-release {PROBE}"),
+            ));
+            return Ok(None);
+        }
+    }
+
+    fn fail(&mut self, check: &'static str, consequence: &str, error: &Error) {
+        let (exit, advice) = match Fault::of(error) {
+            Fault::Refused => {
+                (Fault::Refused, "see the user, the password, the certificates and what they are allowed")
+            }
+            Fault::Config => (Fault::Config, "see the URL and the config file"),
+            _ => (Fault::Unreachable, "see that the server runs and that the URL is right, or raise --connect-timeout"),
+        };
+        self.broken.get_or_insert(exit.exit());
+        self.checkup.findings.push(Finding::broken(check, causes(error, ""), consequence, advice));
+    }
+
+    async fn timed<T>(&mut self, step: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
         let began = clock::now();
         let done = work.await?;
-        self.0.push((step, began.elapsed()));
+        self.latencies.push((step, began.elapsed()));
         Ok(done)
     }
-}
 
-fn slowness(order: &Examination, latencies: &Latencies) -> Option<Finding> {
-    let limit = order.terms.attempt() / 4;
-    let (step, took) = latencies.0.iter().max_by_key(|(_, took)| *took)?;
-    (*took > limit).then(|| {
-        Finding::weak(
-            "latency",
-            format!("{step} took {took:.0?}"),
-            format!("a renewal counts as unanswered after {:.0?}; there is little room", order.terms.attempt()),
-            "raise --ttl, or come nearer to the server",
-        )
-    })
-}
-
-fn clock_offset(checkup: &Checkup) -> Option<Finding> {
-    const TOLERABLE_US: i64 = 1_000_000;
-    let offset = checkup.clock_offset_us?;
-    let what = format!("the server's clock is {:+.3}s from ours", offset as f64 / 1e6);
-    Some(if offset.abs() <= TOLERABLE_US {
-        Finding::fine("clock", what)
-    } else {
-        Finding::weak(
-            "clock",
-            what,
-            "no lease depends on it, but dates in `status` and in logs do not fit together, and tokens that are made \
-             from a date jump when it is set",
-            "let both hosts take their time from NTP",
-        )
-    })
-}
-
-/// The instants of a lease, in seconds from its last renewal.
-fn timeline(order: &Examination) -> [(&'static str, f64); 4] {
-    let zero = Instant::from_nanos(0);
-    let at = order.terms.deadlines(Term { from: zero, ttl: order.terms.ttl, slack: Duration::ZERO });
-    [
-        ("renewal", order.terms.renew_every().as_secs_f64()),
-        ("first signal", at.term.since(zero).as_secs_f64()),
-        ("SIGKILL", at.kill.since(zero).as_secs_f64()),
-        ("end of the lease", at.end.since(zero).as_secs_f64()),
-    ]
-}
-
-fn as_text(order: &Examination, latencies: &Latencies, checkup: &Checkup) -> String {
-    let mut text = format!("{}\n", order.service.address);
-    for (step, took) in &latencies.0 {
-        text += &format!("  ok    {step}: {:.2} ms\n", took.as_secs_f64() * 1e3);
+    fn slowness(&self, order: &Examination) -> Option<Finding> {
+        let limit = order.terms.attempt() / 4;
+        let (step, took) = self.latencies.iter().max_by_key(|(_, took)| *took)?;
+        (*took > limit).then(|| {
+            Finding::weak(
+                "latency",
+                format!("{step} took {took:.0?}"),
+                format!("a renewal counts as unanswered after {:.0?}; there is little room", order.terms.attempt()),
+                "raise --ttl, or come nearer to the server",
+            )
+        })
     }
-    for finding in &checkup.findings {
-        let mark = match finding.verdict {
-            Verdict::Fine => "ok  ",
-            Verdict::Weak => "WEAK",
-            Verdict::Broken => "FAIL",
-        };
-        text += &format!("  {mark}  {}\n", escape(&finding.what));
-        if finding.verdict != Verdict::Fine {
-            text += &format!("        why: {}\n        do:  {}\n", escape(&finding.why), escape(&finding.advice));
-        }
+
+    fn clock_offset(&self) -> Option<Finding> {
+        const TOLERABLE_US: i64 = 1_000_000;
+        let offset = self.checkup.clock_offset_us?;
+        let what = format!("the server's clock is {:+.3}s from ours", offset as f64 / 1e6);
+        Some(if offset.abs() <= TOLERABLE_US {
+            Finding::fine("clock", what)
+        } else {
+            Finding::weak(
+                "clock",
+                what,
+                "no lease depends on it, but dates in `status` and in logs do not fit together, and tokens that are \
+                 made from a date jump when it is set",
+                "let both hosts take their time from NTP",
+            )
+        })
     }
-    let timeline = timeline(order).map(|(what, at)| format!("{what} {at:.2}s"));
-    text + &format!("  with a ttl of {}: {}\n", humantime::format_duration(order.terms.ttl), timeline.join(", "))
+
+    fn worst(&self) -> Verdict {
+        self.checkup.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
+    }
 }
 
-fn as_json(order: &Examination, latencies: &Latencies, checkup: &Checkup) -> String {
-    let worst = checkup.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine);
-    let millis = |took: &Duration| took.as_secs_f64() * 1e3;
-    let steps: Vec<_> = latencies.0.iter().map(|(step, took)| json!({"step": step, "ms": millis(took)})).collect();
-    let timeline: Vec<_> = timeline(order).iter().map(|(what, at)| json!({"what": what, "seconds": at})).collect();
-    let report = json!({
-        "backend": order.service.address.to_string(),
-        "healthy": worst == Verdict::Fine,
-        "latencies": steps,
-        "clock_offset_ms": checkup.clock_offset_us.map(|offset| offset as f64 / 1e3),
-        "findings": checkup.findings,
-        "timeline": timeline,
-    });
-    format!("{report}\n")
+/// The guardian finds the processes of a command in /proc, and ends none that it does not find.
+fn process_table() -> Finding {
+    const CHECK: &str = "process-table";
+    let pid = std::process::id();
+    let own = std::fs::read_link("/proc/self").is_ok_and(|name| name.to_str() == Some(&pid.to_string()));
+    let children = std::fs::read_to_string(format!("/proc/self/task/{pid}/children"));
+    match (own, children) {
+        (true, Ok(_)) => Finding::fine(CHECK, "/proc shows the processes of this host or container"),
+        (false, _) => Finding::broken(
+            CHECK,
+            "/proc is missing, or shows the processes of another pid namespace than dlock's",
+            "a command's processes are found there, and those that are not found are not ended before the lease ends",
+            "mount it where dlock runs: mount -t proc proc /proc, or unshare --mount-proc",
+        ),
+        (true, Err(error)) => Finding::broken(
+            CHECK,
+            format!("/proc/self/task/{pid}/children cannot be read: {error}"),
+            "a command's processes are found there, and those that are not found are not ended before the lease ends",
+            "use a kernel with CONFIG_PROC_CHILDREN",
+        ),
+    }
 }

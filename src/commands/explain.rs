@@ -1,7 +1,6 @@
 //! `dlock run --explain`: the timeline and where each setting came from. Runs nothing.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,9 +9,10 @@ use crate::clock::Instant;
 use crate::config::Job;
 use crate::exit::Exit;
 use crate::lock::Term;
+use crate::report::print;
 
 pub fn explain(job: &Job) -> Result<Exit> {
-    std::io::stdout().write_all(text(job)?.as_bytes())?;
+    print(text(job)?)?;
     Ok(Exit::OK)
 }
 

@@ -9,7 +9,7 @@ use crate::backend::{self, Revoke, Revoked, within};
 use crate::config::Takeaway;
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState};
-use crate::report::{describe, escape};
+use crate::report::{NobodyReads, describe, escape, print};
 
 pub fn force_release(order: &Takeaway) -> Result<Exit> {
     let patience = order.service.patience.connect;
@@ -93,6 +93,10 @@ fn who(holder: &Holder) -> String {
     format!("{}{token}", describe(holder))
 }
 
+/// Should nobody read it, what was begun is done all the same.
 fn say(line: String) -> Result<()> {
-    Ok(writeln!(std::io::stdout(), "{}", escape(line))?)
+    match print(format!("{}\n", escape(line))) {
+        Err(error) if error.is::<NobodyReads>() => Ok(()),
+        printed => printed,
+    }
 }

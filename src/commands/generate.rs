@@ -1,7 +1,5 @@
 //! `dlock completions` and `dlock man`: what also stands, checked in, under completions/ and man/.
 
-use std::io::Write;
-
 use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
@@ -11,6 +9,7 @@ use crate::cli::Cli;
 use crate::config::{SETTINGS, variable};
 use crate::exit::Exit;
 use crate::metrics::METRICS;
+use crate::report::print;
 
 /// What the options do not say: exit codes, signals, limits, examples.
 const MAN_TAIL: &str = include_str!("man.roff");
@@ -19,7 +18,8 @@ pub fn completions(shell: Shell) -> Result<Exit> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "dlock", &mut text);
     let text = String::from_utf8(text)?;
-    print(with_live_words(shell, &text).as_bytes())
+    print(with_live_words(shell, &text))?;
+    Ok(Exit::OK)
 }
 
 /// Lets the shells ask dlock itself for the names of locks and profiles, where the generator knows only of
@@ -65,7 +65,8 @@ fn with_live_words(shell: Shell, script: &str) -> String {
 }
 
 pub fn man() -> Result<Exit> {
-    print(man_page().as_bytes())
+    print(man_page())?;
+    Ok(Exit::OK)
 }
 
 fn man_page() -> String {
@@ -164,9 +165,4 @@ fn tag(arg: &Arg) -> String {
 
 fn roff(text: &str) -> String {
     text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq").replace("\n.", "\n\\&.")
-}
-
-fn print(text: &[u8]) -> Result<Exit> {
-    std::io::stdout().write_all(text)?;
-    Ok(Exit::OK)
 }

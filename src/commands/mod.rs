@@ -16,14 +16,21 @@ use anyhow::{Context, Result};
 
 use crate::cli::Verb;
 use crate::config::{Acquisition, Examination, Fence, Job, StatusQuery, Takeaway, Tenure};
-use crate::exit::Exit;
-use crate::report::Voice;
+use crate::exit::{Exit, Fault};
+use crate::report::{NobodyReads, Voice};
 
 pub fn dispatch(verb: Verb, voice: Voice) -> Result<Exit> {
+    match obey(verb, voice) {
+        Err(error) if error.is::<NobodyReads>() => Ok(Exit::OK),
+        done => done,
+    }
+}
+
+fn obey(verb: Verb, voice: Voice) -> Result<Exit> {
     match verb {
         Verb::Run(args) if args.explain => explain::explain(&Job::from_args(*args)?),
         Verb::Run(args) => run::run(Job::from_args(*args)?, voice),
-        Verb::Status(args) => status::status(&StatusQuery::from_args(args)?),
+        Verb::Status(args) => status::status(&StatusQuery::from_args(args)?, voice),
         Verb::ForceRelease(args) => force_release::force_release(&Takeaway::from_args(args)?),
         Verb::Acquire(args) => tenure::acquire(Acquisition::from_args(args)?, voice),
         Verb::Renew(args) => tenure::change(&Tenure::to_renew(args)?),
@@ -33,6 +40,15 @@ pub fn dispatch(verb: Verb, voice: Voice) -> Result<Exit> {
         Verb::Completions { shell } => generate::completions(shell),
         Verb::Man => generate::man(),
         Verb::Words(args) => words::words(args),
+    }
+}
+
+/// What is left to do when dlock has failed, or was not understood.
+pub fn failed(fault: Fault) -> Exit {
+    let exit = fault.exit();
+    match std::env::args_os().nth(1) {
+        Some(verb) if verb == "acquire" => tenure::fail_the_eval(exit),
+        _ => exit,
     }
 }
 

@@ -1,7 +1,8 @@
 //! `dlock acquire`, `renew` and `release`: a lock for steps that cannot be wrapped. Nobody keeps it alive
 //! but its ttl, and nobody is ended when it runs out: the fencing token matters more here than anywhere.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::json;
@@ -11,18 +12,33 @@ use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
 use crate::config::{Acquisition, Tenure};
 use crate::exit::{Exit, Fault};
-use crate::report::Voice;
+use crate::report::{Voice, print};
 
 pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
-    let as_json = order.json;
-    match take(order.job, voice)? {
-        Ok(lease) => {
-            let text = if as_json { json_of(&lease) } else { assignments(&lease) };
-            std::io::stdout().write_all(text.as_bytes())?;
-            Ok(Exit::OK)
-        }
-        Err(exit) => Ok(exit),
+    let (as_json, address, patience) = (order.json, order.job.service.address.clone(), order.job.service.patience);
+    let lease = match take(order.job, voice)? {
+        Ok(lease) => lease,
+        Err(exit) => return Ok(fail_the_eval(exit)),
+    };
+    let printed = print(if as_json { json_of(&lease) } else { assignments(&lease) });
+    if printed.is_err() {
+        // Who was not told of a lock will not let go of it.
+        let mut backend = backend::open(&address, patience)?;
+        block_on(within(patience.connect, backend.rehold(&lease.name, &lease.owner, Duration::ZERO)))?;
+        return Err(Fault::Internal.because("cannot write to standard output: the lock was let go again"));
     }
+    Ok(Exit::OK)
+}
+
+/// `eval` of nothing succeeds, so that `eval "$(dlock acquire …)"` would go on without the lock. Prints what makes it
+/// fail with our exit code, and forgets an earlier lock's owner and token; `-E 0` makes no lock of it, either.
+pub fn fail_the_eval(exit: Exit) -> Exit {
+    if !std::io::stdout().is_terminal() && !std::env::args_os().any(|word| word == "--json") {
+        let code = if exit == Exit::OK { Exit::BUSY } else { exit.code() };
+        // Whoever does not read this does not eval it.
+        let _ = write!(std::io::stdout(), "DLOCK_OWNER=\nDLOCK_FENCING_TOKEN=$(exit {code})\n");
+    }
+    exit
 }
 
 /// Lets it live for its ttl from now on or, with a ttl of zero, ends it.

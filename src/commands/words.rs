@@ -1,16 +1,17 @@
 //! `dlock words`: what the completions offer for a word, one a line. Whoever presses the tab key is not
 //! made to wait for a backend that does not answer.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
 
 use super::block_on;
+use super::doctor::is_spent_probe;
 use crate::backend::{self, within};
 use crate::cli::{StatusArgs, Words, WordsArgs};
 use crate::config::{self, StatusQuery};
 use crate::exit::Exit;
+use crate::report::print;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 1000;
@@ -27,7 +28,8 @@ pub fn words(args: WordsArgs) -> Result<Exit> {
                 let mut next = None;
                 loop {
                     let page = backend.list(next).await?;
-                    names.extend(page.locks.iter().map(|lock| lock.name.to_string()));
+                    let locks = page.locks.iter().filter(|lock| !is_spent_probe(lock));
+                    names.extend(locks.map(|lock| lock.name.to_string()));
                     next = page.next;
                     if next.is_none() || names.len() >= MOST {
                         return Ok(names);
@@ -37,6 +39,6 @@ pub fn words(args: WordsArgs) -> Result<Exit> {
         }
     };
     let text: String = words.iter().map(|word| format!("{word}\n")).collect();
-    std::io::stdout().write_all(text.as_bytes())?;
+    print(text)?;
     Ok(Exit::OK)
 }

@@ -8,6 +8,7 @@ mod bad_records;
 mod completions;
 mod config;
 mod contract;
+mod doctor;
 mod etcd;
 mod file;
 mod hard_to_end;

@@ -1,7 +1,7 @@
 //! What an operator sees on a terminal: a list of locks that is drawn again and again, and the question before
 //! a lock is taken away.
 
-use crate::support::{Bed, FileBed, Log, Running, Terminal, until};
+use crate::support::{Bed, Dlock, FileBed, Log, Redis, Running, Terminal, until};
 
 /// Home, and everything behind it erased.
 const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
@@ -30,12 +30,12 @@ fn status_is_drawn_again_in_its_place_until_interrupted() {
     let mut terminal = terminal(&bed);
     terminal.type_line("$DLOCK status --watch=100ms x");
     for _ in 0..2 {
-        terminal.expect(&format!("{REDRAW} NAME"));
+        terminal.expect(&format!("{REDRAW}NAME"));
         terminal.expect("free");
     }
     let holder = holder(&bed, &log);
     terminal.expect("held");
-    terminal.expect(&format!("{REDRAW} NAME"));
+    terminal.expect(&format!("{REDRAW}NAME"));
     terminal.expect("held");
     drop(holder);
     terminal.expect("free");
@@ -54,6 +54,47 @@ fn status_that_goes_on_in_a_pipe_draws_nothing() {
         let watching = bed.dlock().args(["status", "--watch=100ms", flag, "x"]).spawn();
         until("the second round", || watching.stdout().matches(second).count() >= 2);
         assert!(!watching.stdout().contains('\u{1b}'), "{:?}", watching.stdout());
+    }
+}
+
+/// The picture stays while the server is away; what is wrong is said once.
+#[test]
+fn watching_outlives_a_server_that_goes_away() {
+    let server = Redis::new();
+    server.dlock().run("x").sh("exit 0").ended().expect(0);
+    let mut watching = server.dlock().args(["status", "--watch", "0.1", "--connect-timeout", "200ms"]).spawn();
+    until("the first picture", || watching.stdout().contains("exit 0"));
+    server.kill();
+    until("a word about it", || watching.stderr().contains("still waiting for it"));
+    server.restart();
+    let pictures = watching.stdout().matches("no locks").count();
+    until("a new picture", || watching.stdout().matches("no locks").count() > pictures);
+    assert!(!watching.has_ended());
+    let said = watching.stderr();
+    assert!(said.contains("the backend answers again") && said.lines().count() <= 4, "{said}");
+
+    let nobody = Dlock::new().env("DLOCK_BACKEND", "redis://127.0.0.1:1").args(["status", "--watch"]);
+    nobody.ended().expect(69).saying("cannot be reached");
+}
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_failure() {
+    let bed = FileBed::new();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    for verb in [
+        &["status"][..],
+        &["status", "--json"],
+        &["status", "--watch", "0.1"],
+        &["doctor"],
+        &["man"],
+        &["completions", "bash"],
+        &["run", "--name", "x", "--explain"],
+        &["words", "names"],
+        &["force-release", "x"],
+    ] {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        drop(reader);
+        bed.dlock().args(verb).ended_writing_to(writer).expect(0).silently();
     }
 }
 

@@ -30,6 +30,48 @@ fn acquire_works_in_every_shell() {
     }
 }
 
+/// `eval` of nothing succeeds; what a failed acquire prints does not.
+#[test]
+fn no_shell_goes_on_without_the_lock() {
+    let bed = FileBed::new();
+    let holder = bed.dlock().run("deploy").sh("echo up; exec sleep 1000").spawn();
+    until("it to be held", || holder.stdout().contains("up"));
+    let failures =
+        [("-n --name deploy", 75), ("-n -E 3 --name deploy", 3), ("-n -E 0 --name deploy", 75), ("--name a/../b", 64)];
+    let failures = failures.into_iter().chain([("--nonsense", 64), ("--name x -b redis://127.0.0.1:1", 69)]);
+    for (arguments, code) in failures.chain([("--name x --config /nonexistent", 78)]) {
+        for shell in ["sh", "bash", "dash"] {
+            let acquire = format!("dlock acquire -q {arguments} 2>/dev/null");
+            let ways = [
+                format!("eval \"$({acquire})\"; echo on"),
+                format!(
+                    "set +e; DLOCK_OWNER=old DLOCK_FENCING_TOKEN=7; eval \"$({acquire})\" && echo on; exit $? $DLOCK_OWNER $DLOCK_FENCING_TOKEN"
+                ),
+                format!("if eval \"$({acquire})\"; then echo on; else exit $?; fi"),
+            ];
+            for script in ways {
+                assert_eq!(sh(shell, &bed, &script), (Some(code), String::new()), "{shell}: {script}");
+            }
+            if code != 75 || !arguments.contains("-E") {
+                let script = format!("lock=$({acquire}) || exit; eval \"$lock\"; echo on");
+                assert_eq!(sh(shell, &bed, &script), (Some(code), String::new()), "{shell}: {script}");
+            }
+            let (_, said) = sh(shell, &bed, &format!("export $({acquire}) 2>/dev/null && echo on"));
+            assert_eq!(said, "", "{shell}: {arguments}");
+        }
+    }
+    let json = bed.dlock().args(["acquire", "-n", "-q", "--name", "deploy", "--json"]).ended().expect(75);
+    assert_eq!(json.stdout, "");
+}
+
+#[test]
+fn a_lock_that_nobody_was_told_of_is_let_go() {
+    let bed = FileBed::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    bed.dlock().args(["acquire", "--name", "x"]).ended_writing_to(full).expect(125).saying("let go again");
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
+}
+
 /// The steps of a CI job are processes of their own that share a file of variables.
 #[test]
 fn the_steps_of_a_ci_job_share_a_lock() {

@@ -1,54 +1,91 @@
 //! What the doctor wants to know about a cluster: who of it answers, and whether its word can be relied on.
 
+use std::time::Duration;
+
 use anyhow::Result;
-use etcd_client::{AlarmAction, AlarmType, StatusResponse};
+use etcd_client::{AlarmAction, AlarmMember, AlarmType, StatusResponse};
 
 use super::Etcd;
 use crate::backend::{Checkup, Finding, Verdict};
+use crate::clock;
+
+/// A member's account of itself, and how long it took to give it.
+type Account = (StatusResponse, Duration);
 
 impl Etcd {
+    /// What cannot be asked is left out: the doctor's own probe says what is wrong with the whole.
     pub(super) async fn check_up(&mut self) -> Result<Checkup> {
-        let members = self.members.ask_each(async |mut client| client.status().await).await;
-        let mut findings = Vec::new();
-        for (endpoint, status) in &members {
-            findings.push(match status {
-                Ok(status) => version(endpoint, status),
+        let ask = async |mut client: etcd_client::Client| {
+            // The first answer takes a connection as well.
+            client.status().await?;
+            let began = clock::now();
+            client.status().await.map(|status| (status, began.elapsed()))
+        };
+        let members = self.members.ask_each(ask).await;
+        let mut findings: Vec<_> = members
+            .iter()
+            .map(|(endpoint, account)| match account {
+                Ok(account) => version(endpoint, account),
                 Err(error) => absent(error),
-            });
+            })
+            .collect();
+        let leader = leader(&members);
+        let led = leader.verdict == Verdict::Fine;
+        findings.push(leader);
+        if !led {
+            return Ok(Checkup { findings, clock_offset_us: None });
         }
-        findings.extend(self.unnamed_members(members.len()).await?);
-        findings.push(self.alarms().await?);
+        let list = self.members.call(async |mut client| client.member_list().await).await;
+        findings.extend(list.ok().and_then(|list| unnamed_members(members.len(), list.members().len())));
+        let ask = async |mut client: etcd_client::Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
+        findings.extend(self.members.call(ask).await.ok().map(|answer| alarms(answer.alarms())));
         Ok(Checkup { findings, clock_offset_us: None })
     }
+}
 
-    async fn unnamed_members(&mut self, named: usize) -> Result<Option<Finding>> {
-        let list = self.members.call(async |mut client| client.member_list().await).await?;
-        let all = list.members().len();
-        Ok((named < all).then(|| {
-            Finding::weak(
-                "etcd-endpoints",
-                format!("the URL names {named} of {all} members"),
-                "when those are down or cut off, locks are lost although the cluster works",
-                "name them all: etcd://host1,host2,host3",
-            )
-        }))
-    }
+fn unnamed_members(named: usize, all: usize) -> Option<Finding> {
+    (named < all).then(|| {
+        Finding::weak(
+            "etcd-endpoints",
+            format!("the URL names {named} of {all} members"),
+            "when those are down or cut off, locks are lost although the cluster works",
+            "name them all: etcd://host1,host2,host3",
+        )
+    })
+}
 
-    async fn alarms(&mut self) -> Result<Finding> {
-        const CHECK: &str = "etcd-alarm";
-        let ask = async |mut client: etcd_client::Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
-        let answer = self.members.call(ask).await?;
-        let Some(alarm) = answer.alarms().first() else { return Ok(Finding::fine(CHECK, "no alarm is raised")) };
-        Ok(Finding {
-            verdict: Verdict::Broken,
-            ..Finding::weak(
-                CHECK,
-                format!("the alarm {:?} is raised on member {:x}", alarm.alarm(), alarm.member_id()),
-                "etcd takes no more writes: no lock can be taken, and none released before its lease ends",
-                "see etcdctl alarm list; compact and defragment, then etcdctl alarm disarm",
-            )
-        })
+fn alarms(raised: &[AlarmMember]) -> Finding {
+    const CHECK: &str = "etcd-alarm";
+    match raised.first() {
+        None => Finding::fine(CHECK, "no alarm is raised"),
+        Some(alarm) => Finding::broken(
+            CHECK,
+            format!("the alarm {:?} is raised on member {:x}", alarm.alarm(), alarm.member_id()),
+            "etcd takes no more writes: no lock can be taken, and none released before its lease ends",
+            "see etcdctl alarm list; compact and defragment, then etcdctl alarm disarm",
+        ),
     }
+}
+
+fn leader(members: &[(String, Result<Account>)]) -> Finding {
+    const CHECK: &str = "etcd-leader";
+    let known = || members.iter().filter_map(|(endpoint, account)| Some((endpoint, &account.as_ref().ok()?.0)));
+    let Some(leader) = known().map(|(_, status)| status.leader()).find(|leader| *leader != 0) else {
+        return Finding::broken(
+            CHECK,
+            "no member that answers has a leader",
+            "without a majority of the members no lock can be taken, renewed or released",
+            "bring members back until more than half of them run and reach each other: etcdctl endpoint status",
+        );
+    };
+    let leads = |status: &StatusResponse| status.header().is_some_and(|header| header.member_id() == leader);
+    Finding::fine(
+        CHECK,
+        match known().find(|(_, status)| leads(status)) {
+            Some((endpoint, _)) => format!("{endpoint} leads"),
+            None => format!("member {leader:x} leads"),
+        },
+    )
 }
 
 fn absent(error: &anyhow::Error) -> Finding {
@@ -60,27 +97,33 @@ fn absent(error: &anyhow::Error) -> Finding {
     )
 }
 
-fn version(endpoint: &str, status: &StatusResponse) -> Finding {
+fn version(endpoint: &str, (status, took): &Account) -> Finding {
     const CHECK: &str = "etcd-version";
-    let what = format!("{endpoint} is etcd {}", status.version());
+    let what = format!("{endpoint} is etcd {}, and answers in {:.2} ms", status.version(), took.as_secs_f64() * 1e3);
     match flaw(status.version()) {
         None => Finding::fine(CHECK, what),
-        Some(why) => Finding::weak(CHECK, what, why, "upgrade to 3.5.13, 3.4.31 or later"),
+        Some((why, advice)) => Finding::weak(CHECK, what, why, advice),
     }
 }
 
-/// What is known to be wrong with a version that bears on locks.
-fn flaw(version: &str) -> Option<&'static str> {
+/// What is known to be wrong with a version that bears on locks, and which has it mended.
+fn flaw(version: &str) -> Option<(&'static str, &'static str)> {
+    const UPGRADE: &str = "upgrade to 3.4.38, 3.5.13 or later";
     let mut numbers = version.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
     let numbers = [numbers.next()?, numbers.next()?, numbers.next()?];
-    match numbers {
-        [3, 5, ..=2] => Some("its members may come to hold different data after a crash (etcd issue 13766)"),
-        [..=2, ..] | [3, ..=3, _] | [3, 4, ..=30] | [3, 5, ..=12] => Some(
+    let why = match numbers {
+        [3, 5, ..=2] => "its members may come to hold different data after a crash (etcd issue 13766)",
+        [..=2, ..] | [3, ..=3, _] | [3, 4, ..=30] | [3, 5, ..=12] => {
             "a leader that was frozen may revoke leases that its successor has renewed (etcd issue 15247): a lock can \
-             be lost before its time",
-        ),
-        _ => None,
-    }
+             be lost before its time"
+        }
+        [3, 4, ..=37] => {
+            "it may confirm the renewal of a lease that is revoked already; dlock reads its key behind every renewal, \
+             other programs that take the same locks may not"
+        }
+        _ => return None,
+    };
+    Some((why, UPGRADE))
 }
 
 #[cfg(test)]
@@ -89,10 +132,10 @@ mod tests {
 
     #[test]
     fn versions_are_judged_by_what_was_mended_in_them() {
-        for bad in ["3.3.27", "3.4.23", "3.4.30", "3.5.0", "3.5.12", "3.5.2-rc.1", "2.3.8"] {
+        for bad in ["3.3.27", "3.4.23", "3.4.30", "3.4.37", "3.5.0", "3.5.12", "3.5.2-rc.1", "2.3.8"] {
             assert!(flaw(bad).is_some(), "{bad}");
         }
-        for good in ["3.4.31", "3.4.38", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "not a version"] {
+        for good in ["3.4.38", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "not a version"] {
             assert!(flaw(good).is_none(), "{good}");
         }
     }

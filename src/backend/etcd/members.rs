@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use etcd_client::{Certificate, Channel, Client, ConnectOptions, Error, Identity, TlsOptions};
+use futures_util::future::join_all;
 use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
@@ -95,18 +96,18 @@ impl Members {
         Err(summary(&failures, self.endpoints.len()))
     }
 
-    /// Asks every member there is, each on a connection of its own.
+    /// Asks every member there is at the same time, each on a connection of its own.
     pub async fn ask_each<T>(&self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Vec<(String, Result<T>)> {
-        let mut answers = Vec::new();
-        for endpoint in &self.endpoints {
+        let (ask, share) = (&ask, self.share());
+        let asked = self.endpoints.iter().map(|endpoint| async move {
             let attempt = async { ask(self.open(endpoint).await?).await };
-            let answer = match timeout(self.share(), attempt).await {
+            let answer = match timeout(share, attempt).await {
                 Ok(answer) => answer.map_err(|error| explain(endpoint, &error).1),
-                Err(_) => Err(silence(endpoint, self.share()).1),
+                Err(_) => Err(silence(endpoint, share).1),
             };
-            answers.push((endpoint.clone(), answer.map_err(anyhow::Error::msg)));
-        }
-        answers
+            (endpoint.clone(), answer.map_err(anyhow::Error::msg))
+        });
+        join_all(asked).await
     }
 
     /// Asks the member we are connected to, and no other. Unlike [`call`](Self::call), this may be dropped

@@ -87,6 +87,21 @@ impl Client {
         }
     }
 
+    /// Whether two connections of ours are one to the server, as behind a transaction pooler.
+    pub async fn is_pooled(&mut self) -> Result<bool> {
+        const SQL: &str = "SELECT pg_backend_pid()::text || ' ' || backend_start FROM pg_stat_activity
+            WHERE pid = pg_backend_pid()";
+        let mine = self.connected().await?;
+        let other = Session::open(&self.settings.servers).await?;
+        let seen = async |session: &Session| -> Result<Option<String>> {
+            let rows = session.query(SQL, &[]).await?;
+            Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
+        };
+        let (one, two) = (seen(&mine).await?, seen(&other).await?);
+        self.session = Some(mine);
+        Ok(one.is_some() && one == two)
+    }
+
     pub fn disconnect(&mut self) {
         self.session = None;
     }

@@ -24,12 +24,14 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
     let ours = i64::midpoint(before, micros());
     let row = answer.row()?;
     let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
+    let pooled = client.is_pooled().await.unwrap_or(false);
     let findings = vec![
         Finding::fine("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
         durability(row.try_get(2)?, row.try_get(3)?),
         standbys(row.try_get(4)?, row.try_get(5)?),
         connections(row.try_get(6)?, row.try_get(7)?),
         privacy(row.try_get(8)?),
+        pooler(pooled, client.channel().is_some()),
     ];
     Ok(Checkup { findings, clock_offset_us: Some(row.try_get::<_, i64>(9)? - ours) })
 }
@@ -79,6 +81,20 @@ fn connections(used: i64, usable: i64) -> Finding {
         "a holder whose connection breaks cannot renew without another",
         "raise max_connections, or use a pooler",
     )
+}
+
+fn pooler(pooled: bool, listening: bool) -> Finding {
+    const CHECK: &str = "postgres-pooler";
+    match (pooled, listening) {
+        (false, _) => Finding::fine(CHECK, "no transaction pooler stands before the server"),
+        (true, false) => Finding::fine(CHECK, "a transaction pooler stands before the server, and listen is off"),
+        (true, true) => Finding::weak(
+            CHECK,
+            "a transaction pooler stands before the server, and listen is on",
+            "what a LISTEN asks for stays behind on connections that others use, and waiters are woken late",
+            "add listen=off to the URL, or name the server itself",
+        ),
+    }
 }
 
 fn privacy(private: bool) -> Finding {

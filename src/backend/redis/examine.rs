@@ -27,7 +27,11 @@ pub async fn examine(server: &mut Server, replicas: u32) -> Result<Checkup> {
         info => {
             let text = info.text().context("INFO without a text")?;
             let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
-            vec![version(&facts), eviction(&facts), persistence(&facts), replication(&facts, replicas)]
+            let persistence = match facts.get("aof_enabled") {
+                Some(&"1") => append_only_file(&server.call(&[command!["CONFIG", "GET", "appendfsync"]]).await?[0]),
+                _ => forgetful(),
+            };
+            vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)]
         }
     };
     Ok(Checkup { findings, clock_offset_us: offset })
@@ -71,17 +75,48 @@ fn eviction(facts: &HashMap<&str, &str>) -> Finding {
     )
 }
 
-fn persistence(facts: &HashMap<&str, &str>) -> Finding {
-    const CHECK: &str = "redis-persistence";
-    if facts.get("aof_enabled") == Some(&"1") {
-        return Finding::fine(CHECK, "the append-only file is on");
-    }
+const PERSISTENCE: &str = "redis-persistence";
+
+fn forgetful() -> Finding {
     Finding::weak(
-        CHECK,
+        PERSISTENCE,
         "the append-only file is off",
         "after a restart locks are free whose commands still run; tokens still grow, by the server's clock",
         "set appendonly yes and appendfsync always",
     )
+}
+
+fn append_only_file(setting: &Value) -> Finding {
+    let appendfsync = setting.items().get(1).and_then(Value::text);
+    match appendfsync.as_deref() {
+        Some("always") => Finding::fine(PERSISTENCE, "the append-only file is on, and written before a lock counts"),
+        Some(late) => Finding::weak(
+            PERSISTENCE,
+            format!("the append-only file is on, with appendfsync {late}"),
+            "a crash of the server's machine can forget the last grants, and let a second holder in",
+            "set appendfsync always",
+        ),
+        None => Finding::weak(
+            PERSISTENCE,
+            "the append-only file is on, but this user may not see appendfsync",
+            "unless it is always, a crash of the server's machine can forget the last grants",
+            "let this user run CONFIG GET, or look yourself: appendfsync always",
+        ),
+    }
+}
+
+fn role(facts: &HashMap<&str, &str>) -> Finding {
+    const CHECK: &str = "redis-role";
+    let fact = |key| facts.get(key).copied().unwrap_or("unknown");
+    match fact("role") {
+        "slave" => Finding::broken(
+            CHECK,
+            format!("the server is a replica of {}:{}", fact("master_host"), fact("master_port")),
+            "a replica takes no locks, or forgets those that it took when it hears from its master",
+            "name the master in the URL, or let sentinels tell who it is: redis+sentinel://h1,h2,h3/NAME",
+        ),
+        role => Finding::fine(CHECK, format!("the server is a {role}")),
+    }
 }
 
 fn replication(facts: &HashMap<&str, &str>, waited_for: u32) -> Finding {

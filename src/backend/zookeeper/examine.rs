@@ -30,6 +30,7 @@ impl ZooKeeper {
             findings.push(size(servers));
             findings.extend(coverage(self.ensemble.hosts(), servers));
         }
+        findings.push(authentication(self.ensemble.is_authenticated()));
         Ok(Checkup { findings, clock_offset_us: self.clock_offset() })
     }
 
@@ -45,6 +46,19 @@ impl ZooKeeper {
             |time: std::time::SystemTime| i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok();
         Some(micros(self.clock?.now())? - micros(clock::wall())?)
     }
+}
+
+fn authentication(authenticated: bool) -> Finding {
+    const CHECK: &str = "zookeeper-authentication";
+    if authenticated {
+        return Finding::fine(CHECK, "dlock logs in, and only the same user can change or delete what it writes");
+    }
+    Finding::weak(
+        CHECK,
+        "dlock does not log in: everybody can change and delete what it writes",
+        "whoever reaches the servers can delete the node of a holder, and so let a second one in",
+        "give all users of the locks a username and a password-file in the URL, or keep others away from the servers",
+    )
 }
 
 fn size(servers: usize) -> Finding {

@@ -88,7 +88,8 @@ fn the_doctor_finds_what_weakens_the_promise() {
         let checks = findings.iter().filter(|one| one["verdict"] == "weak").map(|one| one["check"].as_str().unwrap());
         checks.filter(|check| check.starts_with("redis-")).map(ToOwned::to_owned).collect()
     };
-    assert_eq!(weak(&Redis::with(&["--appendonly", "yes"])), [""; 0]);
+    assert_eq!(weak(&Redis::with(&["--appendonly", "yes", "--appendfsync", "always"])), [""; 0]);
+    assert_eq!(weak(&Redis::with(&["--appendonly", "yes"])), ["redis-persistence"]);
     let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     assert_eq!(weak(&Redis::with(&evicting)), ["redis-eviction", "redis-persistence"]);
 }

@@ -91,6 +91,13 @@ impl Dlock {
         Running { child, home: self.home.path().to_owned(), _home: self.home }
     }
 
+    /// Runs to its end with a standard output of the test's own.
+    pub fn ended_writing_to(mut self, out: impl Into<Stdio>) -> Ended {
+        let done = self.command.stdout(out).output().unwrap();
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        Ended { code: done.status.code(), stdout: String::new(), stderr }
+    }
+
     /// Runs to its end.
     pub fn ended(self) -> Ended {
         self.spawn().ended()
