@@ -173,6 +173,11 @@ impl Fault {
         }
     }
 
+    /// Whether it keeps a living command from beating.
+    pub fn silences(self) -> bool {
+        matches!(self, MachineFrozen | CommandStopped)
+    }
+
     /// What the place has to have for it.
     pub fn ground(self) -> Ground {
         match self {

@@ -1,20 +1,26 @@
 //! The fault matrix: every backend, every fault, and what is expected of each pair. Each cell is played by the
 //! same runner and judged by the witness alone, never by dlock's own word.
 //!
+//! Beside it, contenders and faults at random, whose history is held against one lock; and one long hold.
+//!
 //! `tests/run` plays a selection once. `tests/run --faults N` plays everything N times and writes
 //! `target/faults.md` and `target/faults.json`.
 
 mod expect;
 mod facts;
 mod fault;
+mod history;
+mod history_checked;
 mod inflict;
-mod long;
 mod mutants;
+mod plan;
+mod random;
 mod report;
 mod scene;
 mod server;
 mod short;
 mod site;
+mod soak;
 mod tool;
 
 use std::sync::Mutex;

@@ -38,6 +38,10 @@ pub struct Outcome {
     pub tokens_grow: bool,
     /// Whether a resource that has seen the second command's token refuses the first one's.
     pub token_refuses: bool,
+    /// What of the first command still existed, awake or not, when the second began: `PID STATE`.
+    pub survivors: Vec<String>,
+    /// The longest time between two beats of one process: a shorter overlap might not have been seen.
+    pub silence: Duration,
     /// How the holder ended, if it was waited for.
     pub code: Option<i32>,
 }
@@ -132,6 +136,8 @@ impl Scene {
             hand_over: second.first.checked_sub(first.last).map(Duration::from_nanos),
             tokens_grow: tokens_grow(&runs),
             token_refuses: self.site.refuses(first.token, second.token),
+            survivors: self.log.survivors(),
+            silence: self.log.longest_silence(),
             code: self.holder.code(),
         }
     }

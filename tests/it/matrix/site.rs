@@ -67,6 +67,12 @@ impl Backend {
         }
     }
 
+    /// The one that reports call so.
+    pub fn named(name: &str) -> Backend {
+        let names = || Backend::ALL.map(Backend::name).join("; ");
+        Backend::ALL.into_iter().find(|one| one.name() == name).unwrap_or_else(|| panic!("not one of: {}", names()))
+    }
+
     pub fn is_redlock(self) -> bool {
         matches!(self, Backend::Redlock3 | Backend::Redlock5)
     }

@@ -84,9 +84,14 @@ impl Dlock {
         self.home.path().to_owned()
     }
 
-    pub fn spawn(mut self) -> Running {
-        let out = std::fs::File::create(self.home.path().join("stdout")).unwrap();
+    pub fn spawn(self) -> Running {
         let err = std::fs::File::create(self.home.path().join("stderr")).unwrap();
+        self.spawn_saying(err)
+    }
+
+    /// What it says on standard error goes elsewhere.
+    pub fn spawn_saying(mut self, err: impl Into<Stdio>) -> Running {
+        let out = std::fs::File::create(self.home.path().join("stdout")).unwrap();
         let child = self.command.stdout(out).stderr(err).spawn().unwrap();
         Running { child, home: self.home.path().to_owned(), _home: self.home }
     }
@@ -174,7 +179,9 @@ impl Running {
 
     fn text(&self, name: &str) -> String {
         let mut bytes = Vec::new();
-        std::fs::File::open(self.home.join(name)).unwrap().read_to_end(&mut bytes).unwrap();
+        // There is none if it went elsewhere.
+        let Ok(mut file) = std::fs::File::open(self.home.join(name)) else { return String::new() };
+        file.read_to_end(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
