@@ -32,6 +32,7 @@ fn a_wrong_password_is_77_and_shown_to_nobody() {
         let ended = at(url(login)).sh("echo no").ended().expect(77);
         assert!(!ended.stderr.contains("wr0ng"), "{ended:#?}");
     }
+    at(url("")).sh("echo no").ended().expect(77).saying("wants a password").saying("password-file");
     let file = server.dir().join("password");
     std::fs::write(&file, "right\n").unwrap();
     at(format!("{}?password-file={}", url(""), file.display())).sh("exit 0").ended().expect(0).silently();
@@ -163,6 +164,11 @@ fn a_sentinel_leads_to_the_master_and_after_a_failover_to_the_next() {
     let sentinel = Sentinel::over(&master);
     let (port, group) = (sentinel.port(), Sentinel::GROUP);
     let url = format!("redis+sentinel://127.0.0.1:{},127.0.0.1:{port}/{group}", free_port());
+    at(format!("redis+sentinel://127.0.0.1:{}/{group}", master.port()))
+        .sh("echo no")
+        .ended()
+        .expect(78)
+        .saying("is no sentinel but a Redis server");
     let log = Log::new();
     let run = || at(&url).args(["--ttl", "60s"]);
     at(format!("redis+sentinel://127.0.0.1:{port}/other")).sh("echo no").ended().expect(78).saying("other");
