@@ -184,3 +184,17 @@ async fn what_was_taken_again_is_not_given_back_by_an_older_request() {
     a.withdraw(&one).await.unwrap();
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
 }
+
+#[tokio::test]
+async fn what_is_known_of_the_dead_is_gone_in_the_end_but_not_before_a_lease() {
+    const DAY: Duration = Duration::from_secs(86400);
+    let nodes = start(3);
+    let long = Ask { ttl: 9 * DAY, ..ask(Mode::Exclusive) };
+    let lease = granted(&mut client(&nodes), &long).await;
+    busy(&mut client(&nodes), &ask(Mode::Exclusive)).await;
+    assert!(matches!(client(&nodes).renew(&lease).await.unwrap(), Renewal::Held(_)));
+    for (part, least, most) in [("queue", 0, 2), ("places", 0, 2), ("details", 9, 11)] {
+        let left: u64 = nodes[0].does(&["PTTL", &format!("{{dlock:job/a}}:{part}")]).await.number().unwrap();
+        assert!((least * DAY..most * DAY).contains(&Duration::from_millis(left)), "{part}: {left} ms");
+    }
+}
