@@ -6,6 +6,7 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::redis::interop::Foreign;
+use crate::redis::kinds::{certificates, tls_server};
 use crate::redis::queue::calls;
 use crate::redis::{await_waiters, status};
 use crate::support::{Bed, Dlock, Log, Redis, Redlock, Running, until};
@@ -69,6 +70,23 @@ fn an_even_or_single_number_of_nodes_is_refused_with_the_reason() {
         let dlock = Dlock::new().env("DLOCK_BACKEND", format!("redlock://{hosts}"));
         dlock.run("job").sh("echo no").ended().expect(78).saying("odd number");
     }
+}
+
+#[test]
+fn tls_shows_the_nodes_who_we_are_and_us_who_they_are() {
+    let certificates = certificates();
+    let nodes: Vec<_> = (0..3).map(|_| tls_server(&certificates, &["--tls-auth-clients", "yes"])).collect();
+    let hosts: Vec<String> = nodes.iter().map(|(_, port)| format!("127.0.0.1:{port}")).collect();
+    let (hosts, dir) = (hosts.join(","), certificates.path().display());
+    let run = |ca: &str, who: &str| {
+        let dlock = Dlock::new().env("DLOCK_BACKEND", format!("redlocks://{hosts}?tls-ca={dir}/{ca}.pem{who}"));
+        dlock.run("job").sh("exit 0").ended()
+    };
+    let client = format!("&tls-cert={dir}/client.pem&tls-key={dir}/client.key");
+    run("ca", &client).expect(0).silently();
+    assert!(nodes.iter().all(|(node, _)| node.does(&["EXISTS", "{dlock:job}:last"]) == "1"));
+    run("ca", "").expect(77).saying("CertificateRequired");
+    run("other", &client).expect(77).saying("certificate");
 }
 
 #[test]
