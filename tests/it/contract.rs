@@ -199,7 +199,7 @@ fn shared_holders_hold_together_and_keep_an_exclusive_one_out(bed: &dyn Bed) {
 }
 
 fn refuses(bed: &dyn Bed, options: &[&str]) {
-    bed.dlock().run(&unique("unsupported")).args(options).sh("echo no").ended().expect(64).saying("");
+    bed.dlock().run(&unique("unsupported")).args(options).sh("echo no").ended().expect(64).saying("exclusive");
 }
 
 fn slots_let_so_many_in_and_number_them(bed: &dyn Bed) {

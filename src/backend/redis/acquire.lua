@@ -6,7 +6,10 @@ local value = settle()
 -- A token that this server has not given out: it has lost its data, and that holder may still run.
 if tonumber(before_token) > last_token() then
   redis.call('SET', counter, before_token)
-  if not value and tonumber(before_left) > 0 then redis.call('ZADD', holders, now + before_left, before_owner) end
+  if not value and tonumber(before_left) > 0 then
+    redis.call('ZADD', holders, now + before_left, before_owner)
+    outlast(before_left, holders)
+  end
 end
 
 local note = ask('GET', notes .. owner)
@@ -93,6 +96,7 @@ if waits == '1' then
     redis.call('SET', width, wide)
   end
   redis.call('ZADD', places, now + place, owner)
+  outlast(place, queue, places, details)
 end
 wake()
 

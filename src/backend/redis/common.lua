@@ -84,6 +84,13 @@ local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
 end
 
+-- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
+local function outlast(ms, ...)
+  for _, key in ipairs({ ... }) do
+    if redis.call('PTTL', key) < ms + 3600000 then redis.call('PEXPIRE', key, ms + 86400000) end
+  end
+end
+
 -- Lets the lease of a holder end ms from now.
 local function lease(value, owner, ms)
   redis.call('ZADD', holders, now + ms, owner)
@@ -93,6 +100,7 @@ local function lease(value, owner, ms)
   else
     redis.call('SET', lock, owner, 'PX', ms)
   end
+  outlast(ms, holders, details)
 end
 
 -- The same for a holder that stays, also on a server without memory to spare. Such a one refuses what may need more,
@@ -104,6 +112,7 @@ local function extend(value, owner, ms)
   else
     redis.call('PEXPIRE', lock, ms)
     redis.pcall('ZADD', holders, now + ms, owner)
+    outlast(ms, holders, details)
   end
 end
 

@@ -169,7 +169,7 @@ fn broken(error: io::Error) -> anyhow::Error {
 
 /// An error that the server answered with, and whether it is about us or about its own condition.
 pub fn refusal(text: &str) -> anyhow::Error {
-    let refused = ["NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH", "ERR Client sent AUTH"];
+    let refused = ["WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH", "ERR Client sent AUTH"];
     let unable = [
         "LOADING",
         "READONLY",
@@ -187,9 +187,12 @@ pub fn refusal(text: &str) -> anyhow::Error {
     let starts = |with: &[&str]| with.iter().any(|word| text.starts_with(word));
     let error = anyhow!("Redis says: {text}");
     // Redis does not even read a long command of somebody who has not logged in.
-    let too_early = text.starts_with("ERR Protocol error: unauthenticated");
+    let not_logged_in = starts(&["NOAUTH", "ERR Protocol error: unauthenticated"]);
     match () {
-        () if too_early || starts(&refused) => error.context(Fault::Refused),
+        () if not_logged_in => Fault::Refused.because(
+            "Redis wants a password and was given none: name a file that has it with password-file=PATH in the URL",
+        ),
+        () if starts(&refused) => error.context(Fault::Refused),
         () if starts(&unable) => error.context(Fault::Unreachable),
         () if text.starts_with("ERR DB index") => error.context(Fault::Config),
         () if text.contains("WRONGTYPE") => error.context("a key of this lock has been overwritten by something else"),

@@ -33,18 +33,20 @@ impl Server {
 
     /// Runs a script, at the right node of a cluster.
     pub async fn run(&mut self, script: &Script, keys: &[String], args: &[&str]) -> Result<Value> {
-        let mut text_too = false;
-        let mut asking = None;
+        let (mut text_too, mut asking) = (false, false);
         for _ in 0..MOST_REDIRECTS {
             let command = if text_too { script.by_text(keys, args) } else { script.by_hash(keys, args) };
-            let commands: Vec<Command> = asking.take().into_iter().chain([command]).collect();
+            let commands: Vec<Command> = asking.then(|| command!["ASKING"]).into_iter().chain([command]).collect();
             match self.call(&commands).await?.pop().context("one answer to each command")? {
                 Value::Error(error) if error.starts_with("NOSCRIPT") => text_too = true,
-                Value::Error(error) if self.is_cluster() && error.starts_with("MOVED ") => self.follow(&error)?,
-                // The slot is on its way to another node, which takes us in only if we say that we know.
+                Value::Error(error) if self.is_cluster() && error.starts_with("MOVED ") => {
+                    self.follow(&error)?;
+                    asking = false;
+                }
+                // The slot is on its way to another node, which takes us in only if we say so, every time.
                 Value::Error(error) if self.is_cluster() && error.starts_with("ASK ") => {
                     self.follow(&error)?;
-                    asking = Some(command!["ASKING"]);
+                    asking = true;
                 }
                 Value::Error(error) => {
                     // A master that was demoted, or a node in trouble: look for the right one next time.
@@ -138,5 +140,47 @@ impl Server {
         nodes.dedup();
         ensure!(!nodes.is_empty(), Fault::Unreachable.because("the cluster serves no slots"));
         Ok(nodes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::backend::Address;
+
+    /// A node that answers so, whatever it is asked; and what it was asked.
+    fn node(answers: Vec<String>) -> (u16, thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            for answer in answers {
+                let mut buffer = [0; 4096];
+                let length = stream.read(&mut buffer).unwrap();
+                asked.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        (port, asked)
+    }
+
+    #[tokio::test]
+    async fn a_node_that_takes_in_a_slot_is_told_so_with_the_text_of_a_script_too() {
+        let answers = ["+OK\r\n-NOSCRIPT No matching script.\r\n", "+OK\r\n+done\r\n"];
+        let (next, asked) = node(answers.map(str::to_owned).to_vec());
+        let (first, _) = node(vec![format!("-ASK 1 127.0.0.1:{next}\r\n")]);
+        let target = Target::new(&Address::parse(&format!("redis+cluster://127.0.0.1:{first}")).unwrap()).unwrap();
+        let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
+        let answer = Server::new(target, patience).run(&Script::new("return 1"), &["key".into()], &[]).await;
+        assert_eq!(answer.unwrap().text().as_deref(), Some("done"));
+        let asked = asked.join().unwrap();
+        assert!(asked.iter().all(|request| request.contains("ASKING")), "{asked:?}");
+        assert!(asked[1].contains("return 1"), "{asked:?}");
     }
 }

@@ -129,6 +129,12 @@ impl Target {
         for host in &self.hosts {
             let ask = async { self.tcp(host).await?.call(&question, patience).await };
             last = Some(match self.fairly(patience, ask).await.as_deref() {
+                Ok([Value::Error(error)]) if error.starts_with("ERR unknown command") => Fault::Config.because(
+                    format_args!("{host} is no sentinel but a Redis server: name the sentinels, or use redis://{host}"),
+                ),
+                Ok([Value::Error(error)]) if error.starts_with("NOAUTH") => Fault::Refused.because(format_args!(
+                    "sentinel {host} wants a password, and the one in a URL is for the servers that sentinels name"
+                )),
                 Ok([Value::Error(error)]) => refusal(error).context(format!("sentinel {host}")),
                 Ok([answer]) => match answer.items() {
                     [ip, port] => {

@@ -36,9 +36,17 @@ local function highest_token()
   return token and token >= 0 and token < 9007199254740992 and token or 0
 end
 
+-- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
+local function outlast(ms, ...)
+  for _, key in ipairs({ ... }) do
+    if redis.call('PTTL', key) < ms + 3600000 then redis.call('PEXPIRE', key, ms + 86400000) end
+  end
+end
+
 local function describe(owner, ttl, token, who, since)
   since = since or string.format('%.0f', now)
   ask('HSET', details, owner, table.concat({ 'exclusive', ttl, since, token, '-', who }, ' '))
+  outlast(ttl, details)
 end
 
 -- The number of the owner's last request that took or kept the lock here; zero if it was somebody else's.
@@ -54,6 +62,12 @@ end
 local function take(owner, n, ttl)
   redis.call('SET', lock, owner, 'PX', ttl)
   redis.call('SET', taken, taken_as(owner, n))
+end
+
+-- Lets the lock end ms from now, and not before it what is known of its holder.
+local function extend(ms)
+  redis.call('PEXPIRE', lock, ms)
+  outlast(ms, details)
 end
 
 local function leave_queue(owner)
@@ -119,6 +133,7 @@ local function wait(owner, since, waited, ttl, who)
   local beat = math.min(2000 + 20 * ahead, 20000)
   ask('ZADD', places, now + 2 * beat + 2000, owner)
   if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, string.format('%.0f', place / 1000)) end
+  outlast(2 * beat + 2000, queue, places, details)
   return ahead, beat
 end
 

@@ -1,6 +1,6 @@
 //! Redlock: a majority of independent Redis nodes, each with the same plain key `dlock:NAME` that
-//! redlock-py, pottery and redsync know. Exclusive only. Waiters are served in order as far as the nodes
-//! agree on it; `waiting` says how.
+//! redlock-py, pottery and redsync know. Exclusive only. Waiters are served in order by the clocks of
+//! their own hosts, as far as the nodes agree on it; `waiting` says how.
 //!
 //! The token takes two phases. First take a majority of nodes and learn their counters; then, on each
 //! node that is still ours, raise the counter to the greatest of them plus one. It is granted only if

@@ -9,5 +9,5 @@ if tonumber(ttl) == 0 then
 end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
-redis.call('PEXPIRE', lock, ttl)
+extend(ttl)
 return { 'done' }

@@ -9,7 +9,7 @@ if key ~= '' then redis.call('SADD', once, key) end
 if redis.call('GET', lock) == owner then
   answer = 'released'
   if tonumber(hold) > 0 then
-    redis.call('PEXPIRE', lock, hold)
+    extend(hold)
     redis.pcall('SET', held, owner)
   else
     let_go(owner)

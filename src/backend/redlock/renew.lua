@@ -5,7 +5,7 @@ local owner, n, token, ttl, who = unpack(ARGV)
 local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
 if value == owner and ask('GET', held) ~= owner then
   if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
-  redis.call('PEXPIRE', lock, ttl)
+  extend(ttl)
   redis.pcall('SET', taken, taken_as(owner, n))
   return { 'ours' }
 end

@@ -1,6 +1,6 @@
 //! The queue. Every node keeps one of its own, and only its first may take it; it alone watches the lock there,
-//! and a release wakes it alone. The others just keep their places. All nodes have the same order as long as they
-//! know the same waiters, which they need not.
+//! and a release wakes it alone. The others just keep their places. All nodes have the same order, by the waiters'
+//! own clocks, as long as they know the same waiters, which they need not.
 //!
 //! That is for speed and fairness. Nothing hangs on it: who holds the lock is decided by a majority as if there
 //! were no queue, a first who does not come is passed over, and where nodes have different firsts each of them

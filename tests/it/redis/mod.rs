@@ -3,7 +3,7 @@
 
 mod faults;
 pub mod interop;
-mod kinds;
+pub mod kinds;
 pub mod queue;
 
 use serde_json::Value;

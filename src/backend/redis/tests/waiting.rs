@@ -173,3 +173,17 @@ async fn a_waiter_that_dies_and_a_holder_that_dies_make_way() {
     }
     assert!(asked.elapsed() >= PLACE - SLACK, "{:?}", asked.elapsed());
 }
+
+#[tokio::test]
+async fn what_is_known_of_the_dead_is_gone_in_the_end_but_not_before_a_lease() {
+    const DAY: Duration = Duration::from_secs(86400);
+    let server = Server::start();
+    let long = Ask { ttl: 9 * DAY, ..ask(Mode::Exclusive) };
+    let lease = granted(&mut server.client(), &long).await;
+    busy(&mut server.client(), &ask(Mode::Exclusive)).await;
+    assert!(matches!(server.client().renew(&lease).await.unwrap(), Renewal::Held(_)));
+    for (part, least, most) in [("queue", 0, 2), ("places", 0, 2), ("details", 9, 11), ("holders", 9, 11)] {
+        let left: u64 = server.does(&["PTTL", &format!("{{dlock:job/a}}:{part}")]).await.number().unwrap();
+        assert!((least * DAY..most * DAY).contains(&Duration::from_millis(left)), "{part}: {left} ms");
+    }
+}

@@ -18,7 +18,8 @@ impl Arrivals {
         let address = Address::parse(&format!("redlock://127.0.0.1:{}", node.port)).unwrap();
         let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
         let link = server::Server::new(Target::each(&address).unwrap().remove(0), patience);
-        let keys = client(&start(3)).keys(&"job/a".parse().unwrap());
+        let redlock = Redlock::open(&Address::parse("redlock://a,b,c").unwrap(), patience).unwrap();
+        let keys = redlock.keys(&"job/a".parse().unwrap());
         Arrivals { node, link, keys }
     }
 
