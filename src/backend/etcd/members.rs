@@ -123,6 +123,11 @@ impl Members {
         Ok(timeout(share, ask(client)).await??)
     }
 
+    /// For what nobody has to know the end of.
+    pub fn client(&self) -> Option<Client> {
+        self.connection.as_ref().map(|connection| connection.client.clone())
+    }
+
     /// The stream of a watch, opened if it is not.
     pub async fn stream(&mut self, watch: &Watch) -> Result<&mut Stream> {
         if self.connection.as_ref().is_none_or(|connection| connection.watch.is_none()) {

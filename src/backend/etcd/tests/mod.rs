@@ -125,6 +125,25 @@ async fn who_does_not_wait_leaves_no_trace_and_jumps_no_queue() {
 }
 
 #[tokio::test]
+async fn a_release_leaves_no_lease_but_that_of_what_it_leaves_behind() {
+    let server = Server::start(1);
+    let mut a = server.open().await;
+    for (hold, left) in [(None, 0), (Some(Duration::from_secs(600)), 1)] {
+        let lease = granted(&mut a, &ask("n")).await;
+        let end = Ending { hold_until: hold.map(|hold| crate::clock::now() + hold), ..ending(&lease, None) };
+        assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
+        let tidied = async {
+            while a.members.call(async |mut client| client.leases().await).await.unwrap().leases().len() > left {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, tidied).await.expect("its own lease goes");
+    }
+    let held = a.inspect(&ask("n").name).await.unwrap();
+    assert!(held.holders[0].expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
+}
+
+#[tokio::test]
 async fn a_place_whose_lease_ended_is_taken_again_at_the_end() {
     let server = Server::start(1);
     let (mut a, mut b, mut c) = (server.open().await, server.open().await, server.open().await);
