@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
+use super::failure::no_such_lease;
 use super::keys::lease_id;
-use super::members::no_such_lease;
 use super::queue::{Contender, Queue, ranges};
 use crate::backend::{Ending, Lease, Reheld, Released, Revoke, Revoked};
 use crate::clock::Instant;

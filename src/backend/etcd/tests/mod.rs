@@ -2,6 +2,7 @@
 //! lease that ends between two requests.
 
 mod leader;
+mod leaving;
 mod neighbour;
 mod server;
 
@@ -122,25 +123,6 @@ async fn who_does_not_wait_leaves_no_trace_and_jumps_no_queue() {
     granted(&mut b, &Ask { mode: Mode::Shared, queue: false, ..ask("m") }).await;
     busy(&mut b, &ask("m")).await;
     busy(&mut a, &Ask { mode: Mode::Shared, queue: false, ..ask("m") }).await;
-}
-
-#[tokio::test]
-async fn a_release_leaves_no_lease_but_that_of_what_it_leaves_behind() {
-    let server = Server::start(1);
-    let mut a = server.open().await;
-    for (hold, left) in [(None, 0), (Some(Duration::from_secs(600)), 1)] {
-        let lease = granted(&mut a, &ask("n")).await;
-        let end = Ending { hold_until: hold.map(|hold| crate::clock::now() + hold), ..ending(&lease, None) };
-        assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
-        let tidied = async {
-            while a.members.call(async |mut client| client.leases().await).await.unwrap().leases().len() > left {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        timeout(LONG, tidied).await.expect("its own lease goes");
-    }
-    let held = a.inspect(&ask("n").name).await.unwrap();
-    assert!(held.holders[0].expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
 }
 
 #[tokio::test]
@@ -273,22 +255,6 @@ async fn a_slot_that_was_taken_behind_us_is_taken() {
     a.enter(&first).await.unwrap();
     assert_eq!(granted(&mut b, &second).await.slot, Some(0));
     assert_eq!(granted(&mut a, &first).await.slot, Some(1));
-}
-
-#[tokio::test]
-async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
-    let first = Ask { mode: Mode::Slots(2), ..ask("n") };
-    let lease = granted(&mut a, &first).await;
-    let until = crate::clock::now() + Duration::from_secs(60);
-    let end = Ending { hold_until: Some(until), ..ending(&lease, None) };
-    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
-    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
-    let state = b.inspect(&first.name).await.unwrap();
-    assert_eq!(state.holders[0].fencing_token, Some(lease.token));
-    assert!(state.holders[0].expires_in.unwrap() > Duration::from_secs(30), "longer than the lease it had");
-    assert_eq!(granted(&mut b, &Ask { mode: Mode::Slots(2), ..ask("n") }).await.slot, Some(1));
 }
 
 #[tokio::test]
