@@ -331,7 +331,8 @@ fn names_with_a_slash_are_locks_of_their_own(bed: &dyn Bed) {
 
 fn force_release_tells_the_holder_and_the_next_gets_it(bed: &dyn Bed) {
     let (name, log) = (unique("revoke"), Log::new());
-    let holder = holding(bed, &name, &["--ttl", "60s"], &log);
+    // A ttl so long that a renewal cannot be what notices.
+    let holder = holding(bed, &name, &["--ttl", "1h"], &log);
     let waiter = bed.dlock().run(&name).args(log.witness(&["for=20"])).spawn();
     await_waiters(bed, &name, 1);
     bed.dlock().args(["force-release", &name]).ended().expect(64).saying("--yes");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use etcd_client::{Error, LeaseGrantOptions, ResponseHeader};
 
 use super::Etcd;
-use super::members::{lease_exists, no_such_lease};
+use super::failure::{lease_exists, no_such_lease};
 use super::queue::Queue;
 use crate::clock::{self, Instant};
 use crate::exit::Fault;

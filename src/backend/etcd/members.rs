@@ -2,7 +2,6 @@
 //!
 //! The client library can spread requests over several endpoints, but goes on asking one that is frozen.
 
-use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -12,6 +11,7 @@ use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
+use super::failure::{Said, explain, hung_up, is_an_answer, silence, summary};
 use super::watch::{Stream, Watch};
 use super::wire;
 use crate::backend::{Address, Patience, tls};
@@ -124,6 +124,11 @@ impl Members {
         Ok(timeout(share, ask(client)).await??)
     }
 
+    /// For what nobody has to know the end of.
+    pub fn client(&self) -> Option<Client> {
+        self.connection.as_ref().map(|connection| connection.client.clone())
+    }
+
     /// The stream of a watch, opened if it is not.
     pub async fn stream(&mut self, watch: &Watch) -> Result<&mut Stream> {
         if self.connection.as_ref().is_none_or(|connection| connection.watch.is_none()) {
@@ -197,106 +202,5 @@ fn tls_options(address: &Address) -> Result<TlsOptions> {
         (Some(cert), Some(key)) => Ok(options.identity(Identity::from_pem(cert, key))),
         (None, None) => Ok(options),
         _ => Err(Fault::Config.because("tls-cert and tls-key are given together or not at all")),
-    }
-}
-
-/// What the server answered, when that was a no.
-#[derive(Debug)]
-struct Said(String);
-
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Said {}
-
-/// Whether an error is the server's answer that there is no such lease.
-pub fn no_such_lease(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("requested lease not found"))
-}
-
-/// Whether an error is the server's answer that there is such a lease already.
-pub fn lease_exists(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("lease already exists"))
-}
-
-/// Whether the member understood and answered, so that others would say the same.
-fn is_an_answer(error: &Error) -> bool {
-    use Code::{AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
-    use Code::{PermissionDenied, ResourceExhausted, Unauthenticated};
-    match error {
-        Error::GRpcStatus(status) => matches!(
-            status.code(),
-            NotFound
-                | AlreadyExists
-                | FailedPrecondition
-                | InvalidArgument
-                | OutOfRange
-                | PermissionDenied
-                | ResourceExhausted
-                | Unauthenticated
-        ),
-        Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::TransportError(_) => true,
-        _ => false,
-    }
-}
-
-fn explain(endpoint: &str, error: &Error) -> (Fault, String) {
-    let (fault, text) = match error {
-        Error::GRpcStatus(status) => (fault_of(status), innermost(status)),
-        // These come from reading what we were given, before anything is sent.
-        Error::InvalidArgs(_) | Error::InvalidUri(_) => (Fault::Config, error.to_string()),
-        Error::TransportError(why) => (Fault::Config, innermost(why)),
-        other => (Fault::Unreachable, other.to_string()),
-    };
-    (fault, format!("etcd at {endpoint}: {text}"))
-}
-
-/// What all members did, and the fault that says most about why.
-fn summary(failures: &[(Fault, String)], members: usize) -> anyhow::Error {
-    let texts = failures.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; ");
-    if failures.iter().any(|(fault, _)| *fault == Fault::Refused) {
-        return Fault::Refused.because(texts);
-    }
-    if members > 1 && failures.len() > members / 2 {
-        return Fault::Unreachable.because(format_args!("no quorum of {members} members answers: {texts}"));
-    }
-    Fault::Unreachable.because(texts)
-}
-
-fn silence(endpoint: &str, waited: Duration) -> (Fault, String) {
-    let waited = humantime::format_duration(Duration::from_millis(waited.as_millis() as u64));
-    (Fault::Unreachable, format!("etcd at {endpoint} did not answer within {waited}"))
-}
-
-fn hung_up(endpoint: &str) -> (Fault, String) {
-    let why = "as it does when it wants another certificate than ours: see tls-cert and tls-key";
-    (Fault::Refused, format!("etcd at {endpoint} hung up after the TLS handshake, {why}"))
-}
-
-fn fault_of(status: &Status) -> Fault {
-    let text = innermost(status);
-    let says = |words: &str| text.contains(words);
-    match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => Fault::Refused,
-        Code::InvalidArgument if says("authentication failed") || says("user name is empty") => Fault::Refused,
-        Code::FailedPrecondition if says("authentication is not enabled") => Fault::Config,
-        // Both sides of a TLS handshake may refuse: we their certificate, or they ours.
-        _ if says("invalid peer certificate") || says("received fatal alert") => Fault::Refused,
-        _ => Fault::Unreachable,
-    }
-}
-
-/// The cause that says most: the library's own words are "transport error" and "tcp connect error".
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
-    match cause.downcast_ref::<Status>() {
-        Some(status) => status.message().to_owned(),
-        None => cause.to_string(),
     }
 }

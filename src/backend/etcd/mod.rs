@@ -8,6 +8,7 @@
 //! so nothing counts as ours before a linearizable read has shown our key in the same term of office.
 
 mod examine;
+mod failure;
 mod keys;
 mod lease;
 mod leave;

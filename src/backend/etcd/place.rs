@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
 
 use super::Etcd;
+use super::failure::no_such_lease;
 use super::keys::lease_id;
-use super::members::no_such_lease;
 use super::queue::{Card, Contender, Queue, holds};
 use crate::backend::Ask;
 use crate::clock::Instant;

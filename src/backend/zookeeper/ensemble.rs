@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::{Change, Link};
+use super::link::{Change, Link, NoSession};
 use super::reply::{Answer, Refusal};
 use super::request::Request;
 use crate::backend::address::Host;
@@ -123,6 +123,8 @@ impl Ensemble {
             _ => self.patience.connect.mul_f64(0.95) / hosts as u32,
         };
         let mut failure: Option<anyhow::Error> = None;
+        // That one is down says less about an ensemble than what another one has against us.
+        let says = |error: &anyhow::Error| (Fault::of(error) == Fault::Refused, error.is::<NoSession>());
         for _ in 0..hosts {
             let host = self.next;
             // Already now: should this attempt be dropped, the next one tries another server.
@@ -133,8 +135,8 @@ impl Ensemble {
                     return Ok(());
                 }
                 Err(error) if error.is::<SessionExpired>() => return Err(error),
-                Err(error) if Fault::of(&error) == Fault::Refused => failure = Some(error),
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) if failure.as_ref().is_none_or(|other| says(&error) > says(other)) => failure = Some(error),
+                Err(_) => {}
             }
         }
         Err(failure.unwrap_or_else(|| Fault::Internal.because("no host was tried")))

@@ -1,6 +1,7 @@
 //! One connection to one server: frames in and out, answers in the order of the requests, and whether a
 //! watch has fired. Knows no session beyond the handshake and no lock.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,18 @@ pub enum Change {
     Answer(Answer),
 }
 
+/// A server took our connection and wanted nothing more to do with us.
+#[derive(Debug)]
+pub struct NoSession;
+
+impl fmt::Display for NoSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)",
+        )
+    }
+}
+
 const PORT: u16 = 2181;
 const TLS_PORT: u16 = 2281;
 /// Larger than what ZooKeeper lets anybody store or list.
@@ -69,9 +82,7 @@ impl Link {
     pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
         self.seen = seen;
         self.send(&request::connect_request(session, password, ttl, seen)).await?;
-        let frame = self.frame().await.context(
-            "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)",
-        )?;
+        let frame = self.frame().await.context(NoSession)?;
         Connected::read(&frame)
     }
 

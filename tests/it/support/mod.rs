@@ -69,6 +69,16 @@ pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
     }
 }
 
+/// What came of it, not much later than after so many seconds: a machine may be busy.
+#[track_caller]
+pub fn soon_after<T>(seconds: u64, what: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let outcome = what();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(seconds * 1000 + 1500), "it took {took:?}, not {seconds} s");
+    outcome
+}
+
 /// A name nobody else uses, also when tests of earlier runs left something on a server; and none is the
 /// beginning of another, for processes are found by them.
 pub fn unique(stem: &str) -> String {

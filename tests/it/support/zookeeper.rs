@@ -25,7 +25,7 @@ impl Server {
     fn start(directory: &Path, port: u16, settings: &str, clock: Option<Clock>) -> Server {
         std::fs::create_dir_all(directory).unwrap();
         let common = format!(
-            "tickTime=200\nmaxSessionTimeout=120000\ndataDir={}\nadmin.enableServer=false\nmaxClientCnxns=0\n\
+            "tickTime=200\nmaxSessionTimeout=7200000\ndataDir={}\nadmin.enableServer=false\nmaxClientCnxns=0\n\
              4lw.commands.whitelist=mntr\n",
             directory.display()
         );

@@ -56,18 +56,40 @@ fn a_connection_that_breaks_costs_nothing() {
 #[test]
 fn a_server_that_is_killed_and_comes_back_still_knows_the_holder() {
     let (bed, name, log) = (ZooKeeperBed::new(""), unique("restart"), Log::new());
-    let dlock = bed.dlock().run(&name).args(["--ttl", "30s"]);
-    let mut holder = dlock.args(log.witness(&[])).spawn();
+    let run = || bed.dlock().run(&name).args(["--ttl", "20s"]);
+    let mut holder = run().args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
+    let next = run().args(log.witness(&["for=50"])).spawn();
+    await_waiter(&bed, &name);
     bed.server().daemon.kill();
     bed.server().restart();
     until("the server to serve again", || bed.server().role().is_some());
-    bed.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
-    log.await_beat();
-    assert!(!holder.has_ended());
+    run().arg("-n").sh("echo no").ended().expect(75);
+    await_renewal(&mut holder, 20_000, &log);
+    assert_eq!(log.runs().len(), 1);
     holder.signal(Signal::SIGTERM);
     holder.ended().expect(143);
-    bed.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
+    next.ended().expect(0);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_server_that_grants_less_than_was_asked_for_is_taken_at_its_word_and_reported() {
+    let (bed, name, log) = (ZooKeeperBed::new("maxSessionTimeout=4000\n"), unique("short"), Log::new());
+    let run = || bed.dlock().run(&name).args(["--ttl", "1h"]);
+    run().sh("exit 0").ended().expect(0).saying("1h").saying("4s");
+    let mut holder = run().args(log.witness(&["ignore-term", "daemons=2"])).spawn();
+    log.await_runs(1, 3);
+    let status = bed.dlock().args(["status", "--json", &name]).ended().expect(0).stdout;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status[0]["holders"][0]["ttl_ms"], 4000, "{status}");
+    await_renewal(&mut holder, 4000, &log);
+    let next = next(&bed, &name, &log);
+    holder.signal(Signal::SIGSTOP);
+    next.ended().expect(0);
+    log.assert_no_overlap();
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(79);
 }
 
 #[test]
@@ -84,11 +106,11 @@ fn a_server_that_comes_back_without_its_data_does_not_know_the_holder() {
 #[test]
 fn a_node_deleted_by_an_operator_ends_the_command_at_once() {
     let (bed, name, log) = (ZooKeeperBed::shared(), unique("deleted"), Log::new());
-    let dlock = bed.dlock().run(&name).args(["--ttl", "120s"]);
+    // A ttl so long that a renewal cannot be what notices.
+    let dlock = bed.dlock().run(&name).args(["--ttl", "1h"]);
     let holder = dlock.args(log.witness(&["ignore-term"])).spawn();
     log.await_runs(1, 1);
     assert!(kazoo(bed.port, &name, "-").arg("clear").status().unwrap().success());
-    // Well before a lease of two minutes would have been renewed.
     holder.ended().expect(79).saying("deleted");
 }
 
@@ -116,7 +138,7 @@ fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
     let (bed, name, log) = (ZooKeeperBed::shared(), unique("early"), Log::new());
     let holder = bed.dlock().run(&name).args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
-    let next = bed.dlock().run(&name).args(["--ttl", "120s"]).args(log.witness(&[])).spawn();
+    let next = bed.dlock().run(&name).args(["--ttl", "1h"]).args(log.witness(&[])).spawn();
     await_waiter(&bed, &name);
     next.signal(Signal::SIGSTOP);
     holder.signal(Signal::SIGTERM);

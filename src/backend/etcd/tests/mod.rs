@@ -2,6 +2,7 @@
 //! lease that ends between two requests.
 
 mod leader;
+mod leaving;
 mod neighbour;
 mod server;
 
@@ -254,22 +255,6 @@ async fn a_slot_that_was_taken_behind_us_is_taken() {
     a.enter(&first).await.unwrap();
     assert_eq!(granted(&mut b, &second).await.slot, Some(0));
     assert_eq!(granted(&mut a, &first).await.slot, Some(1));
-}
-
-#[tokio::test]
-async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
-    let first = Ask { mode: Mode::Slots(2), ..ask("n") };
-    let lease = granted(&mut a, &first).await;
-    let until = crate::clock::now() + Duration::from_secs(60);
-    let end = Ending { hold_until: Some(until), ..ending(&lease, None) };
-    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
-    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
-    let state = b.inspect(&first.name).await.unwrap();
-    assert_eq!(state.holders[0].fencing_token, Some(lease.token));
-    assert!(state.holders[0].expires_in.unwrap() > Duration::from_secs(30), "longer than the lease it had");
-    assert_eq!(granted(&mut b, &Ask { mode: Mode::Slots(2), ..ask("n") }).await.slot, Some(1));
 }
 
 #[tokio::test]

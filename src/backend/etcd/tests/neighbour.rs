@@ -103,23 +103,3 @@ async fn who_waits_for_one_that_vanished_hears_that_its_turn_is_taken_away() {
     let (_, ()) = tokio::join!(woken(&mut b), revoke(&mut a, &second));
     is_taken_away(&mut b, &second).await;
 }
-
-#[tokio::test]
-async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
-    let (first, second) = (ask("job"), Ask { ttl: Duration::from_secs(3), ..ask("job") });
-    let lease = granted(&mut a, &first).await;
-    busy(&mut b, &second).await;
-    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
-    let lease = granted(&mut b, &second).await;
-    let announcement = b.announcement.take().expect("it has waited");
-    // It is under way while the lock is released, and its lease still there when it arrives.
-    let id = lease_id(&second.name, second.who.owner.as_str());
-    let hold_until = Some(crate::clock::now() + Duration::from_secs(600));
-    assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease, None) }).await.unwrap(), Released::Done);
-    b.grant(id, second.ttl).await.unwrap();
-    a.transact(announcement).await.unwrap();
-    let held = a.inspect(&first.name).await.unwrap().holders.remove(0);
-    assert!(held.expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
-}

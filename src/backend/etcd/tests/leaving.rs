@@ -1,0 +1,60 @@
+//! What stays when a holder goes.
+
+use super::*;
+
+#[tokio::test]
+async fn a_release_leaves_no_lease_but_that_of_what_it_leaves_behind() {
+    let server = Server::start(1);
+    let mut a = server.open().await;
+    for (hold, left) in [(None, 0), (Some(Duration::from_secs(600)), 1)] {
+        let lease = granted(&mut a, &ask("n")).await;
+        let end = Ending { hold_until: hold.map(|hold| crate::clock::now() + hold), ..ending(&lease, None) };
+        assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
+        let tidied = async {
+            while a.members.call(async |mut client| client.leases().await).await.unwrap().leases().len() > left {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(LONG, tidied).await.expect("its own lease goes");
+    }
+    let held = a.inspect(&ask("n").name).await.unwrap();
+    assert!(held.holders[0].expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
+}
+
+#[tokio::test]
+async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
+    let server = Server::start(1);
+    let (mut a, mut b) = (server.open().await, server.open().await);
+    let first = Ask { mode: Mode::Slots(2), ..ask("n") };
+    let lease = granted(&mut a, &first).await;
+    let until = crate::clock::now() + Duration::from_secs(60);
+    let end = Ending { hold_until: Some(until), ..ending(&lease, None) };
+    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
+    assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
+    let state = b.inspect(&first.name).await.unwrap();
+    assert_eq!(state.holders[0].fencing_token, Some(lease.token));
+    assert!(state.holders[0].expires_in.unwrap() > Duration::from_secs(30), "longer than the lease it had");
+    assert_eq!(granted(&mut b, &Ask { mode: Mode::Slots(2), ..ask("n") }).await.slot, Some(1));
+}
+
+#[tokio::test]
+async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() {
+    let server = Server::start(1);
+    let (mut a, mut b) = (server.open().await, server.open().await);
+    let (first, second) = (ask("job"), Ask { ttl: Duration::from_secs(3), ..ask("job") });
+    let lease = granted(&mut a, &first).await;
+    busy(&mut b, &second).await;
+    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+    let lease = granted(&mut b, &second).await;
+    let announcement = b.announcement.take().expect("it has waited");
+    // It is under way while the lock is released, and its lease still there when it arrives.
+    let id = lease_id(&second.name, second.who.owner.as_str());
+    let hold_until = Some(crate::clock::now() + Duration::from_secs(600));
+    assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease, None) }).await.unwrap(), Released::Done);
+    let tidied = async { while b.keep_alive(id).await.unwrap().is_some() {} };
+    timeout(LONG, tidied).await.expect("its own lease goes");
+    b.grant(id, second.ttl).await.unwrap();
+    a.transact(announcement).await.unwrap();
+    let held = a.inspect(&first.name).await.unwrap().holders.remove(0);
+    assert!(held.expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
+}
