@@ -159,7 +159,7 @@ impl Backend for FileBackend {
         let _ = std::fs::remove_file(claim.paths.revoke(&lease.owner));
         match ending.hold_until.filter(|_| ours) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
-            Some(until) => claim.record.hold(&claim.record_file, until)?,
+            Some(until) => claim.record.hold(&claim.record_file, until, claim.record.ttl())?,
             None => {
                 claim.record.remove(&claim.paths, Kind::Holder);
                 claim.unlock();

@@ -125,7 +125,7 @@ pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reh
     if let Ok(reason) = std::fs::read_to_string(paths.revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
-    record.hold(&file, clock::now() + ttl)?;
+    record.hold(&file, clock::now() + ttl, ttl)?;
     Ok(Reheld::Done)
 }
 
