@@ -119,6 +119,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -l token -d 'The fencing token [default: $DLOCK_FENCING_TOKEN]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand fence" -l log -d 'How to write on standard error: text or json [default: text]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r

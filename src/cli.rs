@@ -329,6 +329,10 @@ pub struct FenceArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub token: Option<String>,
 
+    /// How to write on standard error: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log: Option<String>,
+
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD", required = true)]
     pub argv: Vec<OsString>,
