@@ -273,6 +273,18 @@ fn metrics_are_counted_on_from_run_to_run() {
     for line in ["acquisitions_total{name=\"x\"} 3", "busy_total{name=\"x\"} 1", "failures_total{name=\"x\"} 1"] {
         assert!(text.contains(&format!("dlock_{line}\n")), "{line}: {text}");
     }
+    // An acquire counts, too; what is not even text is forgotten; and the collector may read it.
+    std::fs::write(&file, b"dlock_busy_total{name=\"x\"} 1\n\xff\xfe\n").unwrap();
+    let script = format!("umask 077; exec {dlock} acquire --name x --ttl 1s");
+    let mut acquire = Command::new("sh");
+    acquire.args(["-c", &script]).env("DLOCK_METRICS_FILE", &file).env("DLOCK_BACKEND", bed.url());
+    assert!(acquire.output().unwrap().status.success());
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        text.contains("acquisitions_total{name=\"x\"} 1\n") && text.contains("busy_total{name=\"x\"} 1\n"),
+        "{text}"
+    );
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o644);
     let nowhere = bed.dlock().run("x").args(["--metrics-file", "/nonexistent/x"]).sh("exit 0");
     nowhere.ended().expect(0).saying("no metrics");
 }
