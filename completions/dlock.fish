@@ -78,7 +78,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l connect-ti
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l config -d 'Read this config file instead of the usual one' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l log -d 'How to write on standard error: text or json [default: text]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l token -d 'Act only if N is still the holder\'s fencing token' -r
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l reason -d 'Why; the holder and the record of its run are told, unless it is taken away with --now' -r
+complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l reason -d 'Why: told to the holder, and kept in the record of its run; not kept with --now' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l now -d 'Free it on the spot instead of telling its holder first: two commands may overlap for a moment'
@@ -105,7 +105,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l connect-timeout -d
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'Read this config file instead of the usual one' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log -d 'How to write on standard error: text or json [default: text]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l owner -d 'Who holds it [default: $DLOCK_OWNER]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'How long the lock is ours from now on [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'How long the lock is ours from now on [default: as long as it was acquired or last renewed for]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help'
@@ -119,6 +119,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -l token -d 'The fencing token [default: $DLOCK_FENCING_TOKEN]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand fence" -l log -d 'How to write on standard error: text or json [default: text]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r

@@ -207,7 +207,7 @@ pub struct ForceReleaseArgs {
     #[arg(long, value_name = "N")]
     pub token: Option<String>,
 
-    /// Why; the holder and the record of its run are told, unless it is taken away with --now
+    /// Why: told to the holder, and kept in the record of its run; not kept with --now
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 }
@@ -263,7 +263,7 @@ pub struct RenewArgs {
     #[arg(long)]
     pub owner: Option<String>,
 
-    /// How long the lock is ours from now on [default: 30s]
+    /// How long the lock is ours from now on [default: as long as it was acquired or last renewed for]
     #[arg(long, value_name = "DUR")]
     pub ttl: Option<String>,
 }
@@ -328,6 +328,10 @@ pub struct FenceArgs {
     /// The fencing token [default: $DLOCK_FENCING_TOKEN]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub token: Option<String>,
+
+    /// How to write on standard error: text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log: Option<String>,
 
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD", required = true)]

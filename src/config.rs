@@ -93,8 +93,17 @@ pub struct Tenure {
     pub service: Service,
     pub name: LockName,
     pub owner: OwnerId,
-    /// How much longer; zero to let go.
-    pub ttl: Duration,
+    pub term: Extension,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// For so long from now on.
+    To(Duration),
+    /// For the ttl that it was taken or last renewed with or, if that is not known, for this.
+    AsBefore(Duration),
+    /// Not at all: let go.
+    End,
 }
 
 #[derive(Debug)]
@@ -232,12 +241,13 @@ impl Tenure {
         let mut layers = Layers::load(&args.common)?;
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
         Terms::new(ttl, None).context(Fault::Usage)?;
-        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), ttl)
+        let term = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
+        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), term)
     }
 
     pub fn to_release(args: cli::ReleaseArgs) -> Result<Tenure> {
         let mut layers = Layers::load(&args.common)?;
-        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), Duration::ZERO)
+        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), Extension::End)
     }
 
     fn new(
@@ -245,7 +255,7 @@ impl Tenure {
         common: &cli::Common,
         name: &str,
         owner: Option<&str>,
-        ttl: Duration,
+        term: Extension,
     ) -> Result<Tenure> {
         let from_environment = std::env::var("DLOCK_OWNER").unwrap_or_default();
         let owner = owner.unwrap_or(&from_environment);
@@ -253,7 +263,7 @@ impl Tenure {
             service: Service::from_layers(layers, common, None)?,
             name: name.parse::<LockName>().context("--name").context(Fault::Usage)?,
             owner: owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)?,
-            ttl,
+            term,
         })
     }
 }

@@ -24,7 +24,7 @@ mod report;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::backend::DiskTrouble;
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, Common, Verb};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, Voice};
 
@@ -56,7 +56,8 @@ fn obey(cli: Cli) -> Exit {
         Verb::Release(args) => config::voice(&args.common),
         Verb::Doctor(args) => config::voice(&args.common),
         Verb::Words(args) => config::voice(&args.common),
-        Verb::Fence(_) | Verb::Completions { .. } | Verb::Man => Ok((Format::Text, Loudness::Normal)),
+        Verb::Fence(args) => config::voice(&Common { log: args.log.clone(), ..Common::default() }),
+        Verb::Completions { .. } | Verb::Man => Ok((Format::Text, Loudness::Normal)),
     };
     let (format, loudness) = match &voice {
         Ok(voice) => *voice,

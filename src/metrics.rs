@@ -2,8 +2,9 @@
 //! is its own memory: it is read, counted on and replaced as a whole, under a lock of its own.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -43,15 +44,19 @@ pub fn add(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
     let guard = File::options().create(true).truncate(false).write(true).open(&guard);
     let guard = guard.with_context(|| format!("cannot write metrics to {}", path.display()))?;
     guard.lock().context("cannot lock the metrics file")?;
-    let mut samples = match std::fs::read_to_string(path) {
-        Ok(text) => parse(&text),
+    let mut samples = match std::fs::read(path) {
+        // What is not ours, or not even text, is forgotten.
+        Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)),
         Err(error) if error.kind() == ErrorKind::NotFound => Samples::new(),
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     };
     count(&mut samples, name, tally);
     let fresh = beside(path, "new");
     let write = || -> std::io::Result<()> {
-        File::create(&fresh)?.write_all(render(&samples).as_bytes())?;
+        let mut file = File::create(&fresh)?;
+        // Whoever collects it is another user, whatever the umask of a job is.
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        file.write_all(render(&samples).as_bytes())?;
         std::fs::rename(&fresh, path)
     };
     write().with_context(|| format!("cannot write metrics to {}", path.display()))

@@ -1,6 +1,9 @@
 //! Everything dlock prints on standard error: one line an event, as text or as JSON, and a live line
 //! while somebody at a terminal waits. Text from elsewhere is escaped here and nowhere else.
 
+mod escape;
+mod event;
+
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -9,11 +12,14 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use humantime::format_duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Holder, LockName, Token};
+use crate::lock::{Holder, LockName};
+pub use escape::{escape, json_escaped};
+pub use event::Event;
+use event::{Fields, Level, fields};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -26,38 +32,6 @@ pub enum Loudness {
     Quiet,
     Normal,
     Verbose,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
-    Error,
-    Warning,
-    Info,
-}
-
-/// What can happen to a run that is worth a line.
-#[derive(Debug)]
-pub enum Event<'a> {
-    Acquired { token: Token, waited: Duration },
-    Released,
-    Busy { holder: Option<&'a Holder> },
-    AlreadyRan { key: &'a str },
-    Trouble { why: &'a str, ends_in: Duration },
-    WaitingForBackend { why: &'a str },
-    Recovered,
-    Lost { why: &'a str },
-    Revoked { reason: &'a str },
-    Expired,
-    TimedOut { after: Duration },
-    Leftovers { processes: usize },
-    GuardianDied,
-    Orphaned,
-    ReleaseFailed { why: &'a str },
-    NotFound { program: &'a str },
-    CannotExecute { program: &'a str, why: &'a str },
-    MetricsFailed { why: &'a str },
-    StandsAgain { after: Duration },
-    ShorterTtl { granted: Duration, asked: Duration },
 }
 
 /// How dlock speaks in this run.
@@ -78,13 +52,13 @@ impl Voice {
 
     pub fn tell(&mut self, name: &LockName, event: &Event) {
         let (level, kind, text) = event.describe();
-        self.line(level, kind, Some(name), &text);
+        self.line(level, kind, Some(name), &text, event.fields());
     }
 
     /// The same where no lock is spoken of.
     pub fn say(&mut self, event: &Event) {
         let (level, kind, text) = event.describe();
-        self.line(level, kind, None, &text);
+        self.line(level, kind, None, &text, event.fields());
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
@@ -98,10 +72,16 @@ impl Voice {
             Fault::Usage | Fault::Internal | Fault::OtherTerms => causes(error, &fault.to_string()),
             _ => causes(error, ""),
         };
-        self.line(Level::Error, "failed", None, &format!("{text}{hint}"));
+        self.line(
+            Level::Error,
+            "failed",
+            None,
+            &format!("{text}{hint}"),
+            fields([("exit_code", fault.exit().code().into())]),
+        );
     }
 
-    fn line(&mut self, level: Level, kind: &str, name: Option<&LockName>, text: &str) {
+    fn line(&mut self, level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: Fields) {
         let needed = match level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
@@ -111,22 +91,15 @@ impl Voice {
             return;
         }
         self.clear();
-        let line = match self.format {
-            Format::Text => match name {
-                Some(name) => format!("dlock: {name}: {}\n", escape(text)),
-                None => format!("dlock: {}\n", escape(text)),
-            },
-            Format::Json => {
-                let level = match level {
-                    Level::Error => "error",
-                    Level::Warning => "warning",
-                    Level::Info => "info",
-                };
+        speak(&match (self.format, name) {
+            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(text))),
+            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(text))),
+            (Format::Json, name) => {
                 let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
-                format!("{}\n", json!({"time": time, "level": level, "event": kind, "name": name, "message": text}))
+                let head = json!({"time": time, "level": level.word(), "event": kind, "name": name});
+                json_line(&head, text, fields)
             }
-        };
-        speak(&line);
+        });
     }
 
     /// Whether a live line would be seen, and is worth a wake-up every second.
@@ -157,78 +130,34 @@ impl Voice {
     }
 }
 
-impl Event<'_> {
-    fn describe(&self) -> (Level, &'static str, String) {
-        match self {
-            Event::Acquired { token, waited } => {
-                (Level::Info, "acquired", format!("acquired with token {token} after {}", rounded(*waited)))
-            }
-            Event::Released => (Level::Info, "released", "released".into()),
-            Event::Busy { holder: Some(holder) } => {
-                (Level::Warning, "busy", format!("not acquired: held by {}", describe(holder)))
-            }
-            Event::Busy { holder: None } => {
-                (Level::Warning, "busy", "not acquired: somebody else holds it or was first".into())
-            }
-            Event::AlreadyRan { key } => {
-                (Level::Info, "already-ran", format!("a successful run with --once {key} is on record; not run again"))
-            }
-            Event::Trouble { why, ends_in } => (
-                Level::Warning,
-                "trouble",
-                format!("cannot renew: {why}; the command is ended in {} unless that changes", rounded(*ends_in)),
-            ),
-            Event::WaitingForBackend { why } => {
-                (Level::Warning, "trouble", format!("the backend does not answer: {why}; still waiting for it"))
-            }
-            Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
-            Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
-            Event::Revoked { reason } => {
-                (Level::Error, "revoked", format!("an operator takes the lock away ({reason}); ending the command"))
-            }
-            Event::Expired => (
-                Level::Error,
-                "expired",
-                "the lease could not be kept alive; ended the command before it ran out".into(),
-            ),
-            Event::TimedOut { after } => (
-                Level::Warning,
-                "timed-out",
-                format!("--timeout of {} has passed; ending the command", rounded(*after)),
-            ),
-            Event::Leftovers { processes } => (
-                Level::Warning,
-                "leftovers",
-                format!("the command left {processes} process(es) behind; ended them (see --leftovers)"),
-            ),
-            Event::GuardianDied => {
-                (Level::Error, "guardian-died", "the guardian process was killed; ended the command".into())
-            }
-            Event::Orphaned => (Level::Error, "orphaned", "dlock itself was killed; ended the command".into()),
-            Event::ReleaseFailed { why } => {
-                (Level::Warning, "release-failed", format!("not released: {why}; the lease will run out by itself"))
-            }
-            Event::NotFound { program } => (Level::Error, "not-found", format!("{program}: command not found")),
-            Event::CannotExecute { program, why } => {
-                (Level::Error, "cannot-execute", format!("{program}: cannot be executed: {why}"))
-            }
-            Event::MetricsFailed { why } => (Level::Warning, "metrics-failed", format!("no metrics: {why}")),
-            Event::StandsAgain { after } => {
-                (Level::Info, "stands-again", format!("stands for the lock again in {}", rounded(*after)))
-            }
-            Event::ShorterTtl { granted, asked } => (
-                Level::Warning,
-                "shorter-ttl",
-                format!("the server grants a ttl of {}, not {}", rounded(*granted), rounded(*asked)),
-            ),
+/// A pipe that can be written to has room for this many bytes.
+const ROOM: usize = 4096;
+
+fn clipped_line(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(ROOM - 1));
+    text + "\n"
+}
+
+/// One object a line, whole however long the message is.
+fn json_line(head: &Value, message: &str, mut fields: Fields) -> String {
+    let mut message = message.to_owned();
+    loop {
+        let mut object = head.as_object().cloned().unwrap_or_default();
+        object.insert("message".into(), message.clone().into());
+        object.extend(fields.clone());
+        let line = json_escaped(&Value::Object(object).to_string()) + "\n";
+        match message.chars().count() / 2 {
+            _ if line.len() <= ROOM => return line,
+            0 if fields.is_empty() => return line,
+            0 => fields.clear(),
+            half => message = message.chars().take(half).collect(),
         }
     }
 }
 
 /// Writes to standard error, unless nobody takes it: a full pipe or a terminal stopped by Ctrl-S must not
-/// keep whoever holds a lock from its duty. A pipe that can be written to has room for this many bytes.
+/// keep whoever holds a lock from its duty.
 fn speak(text: &str) {
-    const ROOM: usize = 4096;
     const PATIENCE_MS: u16 = 100;
     let stderr = std::io::stderr();
     let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
@@ -298,19 +227,6 @@ pub fn causes(error: &anyhow::Error, but: &str) -> String {
     }
 }
 
-/// Makes text from elsewhere harmless on a terminal: no control characters, no change of direction.
-pub fn escape(text: impl Display) -> String {
-    let hidden = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
-    };
-    let mut safe = String::new();
-    for c in text.to_string().chars() {
-        if hidden(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
-    }
-    safe
-}
-
 pub fn whole_seconds(span: Duration) -> String {
     format_duration(Duration::from_secs(span.as_secs())).to_string()
 }
@@ -331,9 +247,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_cannot_move_the_cursor_or_turn_around() {
-        assert_eq!(escape("a\x1b[2Jb\n\u{202e}c"), "a\\u{1b}[2Jb\\n\\u{202e}c");
-        assert_eq!(escape("grüße 東京"), "grüße 東京");
+    fn a_line_for_machines_is_whole_however_long_its_parts_are() {
+        for length in [10, 1000, 3000, 5000, 100_000] {
+            for c in ['x', '\u{202e}', 'ü'] {
+                let long = c.to_string().repeat(length);
+                let lost = Event::Lost { why: &long };
+                let line = json_line(&json!({"event": "lost"}), &lost.describe().2, lost.fields());
+                assert!(line.len() <= ROOM && line.ends_with("}\n"), "{} bytes", line.len());
+                let read: Value = serde_json::from_str(&line).unwrap();
+                assert_eq!(read["event"], "lost");
+                assert!(length > 100 || read["reason"] == long);
+                assert!(clipped_line(long).len() <= ROOM);
+            }
+        }
     }
 
     #[test]

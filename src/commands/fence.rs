@@ -7,13 +7,15 @@
 //! between only means that the token has been seen.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
@@ -25,9 +27,9 @@ use crate::lock::Token;
 use crate::report::{Event, Voice};
 
 pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
-    let path = mark_of(&order.resource)?;
+    let path = mark_of(&resolved(&order.resource))?;
     let mut mark = open(&path)?;
-    mark.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    lock(&mark, &path, &order.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if order.token < seen {
         let (token, resource) = (order.token, order.resource.display());
@@ -49,6 +51,47 @@ pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
         false => Event::CannotExecute { program: &program, why: &why },
     });
     Ok(if not_found { Exit::NOT_FOUND } else { Exit::CANNOT_EXECUTE })
+}
+
+/// Waits for other fences on the resource, and says so if that takes long or somebody watches.
+fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Result<()> {
+    const LONG: Duration = Duration::from_secs(1);
+    match mark.try_lock() {
+        Err(TryLockError::WouldBlock) => {}
+        Err(TryLockError::Error(error)) => return Err(error),
+        Ok(()) => return Ok(()),
+    }
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let patience = if voice.is_live() { Duration::ZERO } else { LONG };
+    let (mark_path, resource, mut voice) = (path.display().to_string(), resource.display().to_string(), voice.clone());
+    let watcher = std::thread::spawn(move || {
+        if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            voice.say(&Event::FenceBusy { resource: &resource, mark: &mark_path });
+        }
+    });
+    let locked = mark.lock();
+    drop(done);
+    let _ = watcher.join();
+    locked
+}
+
+/// What a symbolic link leads to, so that no older token gets by through another name. What is not there yet is named
+/// as it will be.
+fn resolved(resource: &Path) -> PathBuf {
+    const MOST_LINKS: usize = 40;
+    let mut path = resource.to_owned();
+    for _ in 0..MOST_LINKS {
+        if let Ok(real) = path.canonicalize() {
+            return real;
+        }
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let Ok(target) = path.read_link() else {
+            let real = if parent.as_os_str().is_empty() { Path::new(".") } else { parent }.canonicalize();
+            return real.ok().zip(path.file_name()).map_or(path.clone(), |(real, name)| real.join(name));
+        };
+        path = parent.join(target);
+    }
+    path
 }
 
 /// Beside the resource, so that it lives and moves with what it protects.

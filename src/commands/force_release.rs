@@ -81,7 +81,13 @@ fn tell(order: &Takeaway, holder: &Holder, revoked: Revoked) -> Result<()> {
             say(format!("{name}: told {who} to let go; the next gets it when that command has ended, or its lease has"))
         }
         Revoked::Freed => {
-            say(format!("{name}: taken from {who}; its command may still run for a moment beside the next one"))
+            let foreign = holder.owner.is_none() || holder.command.is_none();
+            let beside = match foreign {
+                false => "its command may still run for a moment beside the next one",
+                true => "that is not dlock, and nobody tells it: it runs on, beside the next one",
+            };
+            let unheard = order.reason.as_ref().map_or("", |_| "; with --now, the reason is not kept anywhere");
+            say(format!("{name}: taken from {who}; {beside}{unheard}"))
         }
         Revoked::NotHeld => say(format!("{name}: {who} does not hold it any more")),
         Revoked::Impossible(why) => Err(Fault::Refused.because(format_args!("{name}: {why}"))),

@@ -158,9 +158,14 @@ fn tag(arg: &Arg) -> String {
     let value = arg.get_value_names().and_then(|names| names.first()).map(|name| format!("\\fI{}\\fR", roff(name)));
     match (names.is_empty(), value.filter(|_| takes_value)) {
         (true, value) => value.unwrap_or_else(|| format!("\\fI{}\\fR", roff(arg.get_id().as_str()))),
+        (false, Some(value)) if may_be_left_out(arg) => format!("{} [{value}]", names.join(", ")),
         (false, Some(value)) => format!("{} {value}", names.join(", ")),
         (false, None) => names.join(", "),
     }
+}
+
+fn may_be_left_out(arg: &Arg) -> bool {
+    arg.get_num_args().is_some_and(|count| count.min_values() == 0)
 }
 
 fn roff(text: &str) -> String {

@@ -12,7 +12,7 @@ use crate::backend::{self, Backend, within};
 use crate::config::StatusQuery;
 use crate::exit::Exit;
 use crate::lock::{LockState, State};
-use crate::report::{Event, Voice, causes, print};
+use crate::report::{Event, Voice, causes, json_escaped, print};
 use table::Table;
 
 pub fn status(query: &StatusQuery, mut voice: Voice) -> Result<Exit> {
@@ -115,7 +115,7 @@ impl Printer {
         if self.json {
             for state in states {
                 text += if self.printed == 0 { "[" } else { ",\n " };
-                text += &serde_json::to_string(state)?;
+                text += &json_escaped(&serde_json::to_string(state)?);
                 self.printed += 1;
             }
         } else if !states.is_empty() {

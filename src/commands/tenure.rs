@@ -10,7 +10,7 @@ use serde_json::json;
 use super::block_on;
 use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
-use crate::config::{Acquisition, Tenure};
+use crate::config::{Acquisition, Extension, Tenure};
 use crate::exit::{Exit, Fault};
 use crate::report::{Voice, print};
 
@@ -41,11 +41,22 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
     exit
 }
 
-/// Lets it live for its ttl from now on or, with a ttl of zero, ends it.
+/// Lets it live for its ttl from now on, or ends it.
 pub fn change(order: &Tenure) -> Result<Exit> {
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
     let (name, owner) = (&order.name, &order.owner);
-    let reheld = block_on(within(order.service.patience.connect, backend.rehold(name, owner, order.ttl)))?;
+    let patience = order.service.patience.connect;
+    let reheld = block_on(async {
+        let ttl = match order.term {
+            Extension::To(ttl) => ttl,
+            Extension::AsBefore(unknown) => {
+                let state = within(patience, backend.inspect(name)).await?;
+                state.holder(owner).and_then(|holder| holder.ttl).unwrap_or(unknown)
+            }
+            Extension::End => Duration::ZERO,
+        };
+        within(patience, backend.rehold(name, owner, ttl)).await
+    })?;
     match reheld {
         Reheld::Done => Ok(Exit::OK),
         Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
@@ -53,7 +64,7 @@ pub fn change(order: &Tenure) -> Result<Exit> {
             Err(Fault::NotOurs.because(format_args!("an operator takes {name} away ({reason}): stop what needs it")))
         }
         // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if !order.ttl.is_zero() && ancestry::is_inside(name, owner) => Ok(Exit::OK),
+        Reheld::Running if order.term != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
         Reheld::Running => Err(Fault::Usage
             .because(format_args!("{name} is held by a dlock run, which renews it and lets go of it by itself"))),
     }

@@ -401,7 +401,17 @@ fn an_acquired_lock_lives_for_its_ttl_and_is_renewed_and_released_by_its_owner(b
     let held = status(bed, &name);
     assert_eq!((&held["state"], &held["holders"][0]["owner"]), (&"held".into(), &first["owner"]));
     bed.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
+    let terms = || {
+        let holder = status(bed, &name)["holders"][0].clone();
+        // To the minute: some count in seconds, some from before a slow request.
+        ["ttl_ms", "expires_in_ms"].map(|key| (holder[key].as_u64().unwrap() + 30_000) / 60_000)
+    };
     change("renew", owner).expect(0).silently();
+    assert_eq!(terms(), [10, 10]);
+    bed.dlock().args(["renew", "--name", &name, "--owner", owner, "--ttl", "1h"]).ended().expect(0).silently();
+    assert_eq!(terms(), [60, 60]);
+    change("renew", owner).expect(0).silently();
+    assert_eq!(terms(), [60, 60]);
     change("renew", "nobody.1.2").expect(79);
     change("release", "nobody.1.2").expect(79);
     change("release", owner).expect(0).silently();

@@ -1,7 +1,7 @@
 //! What an operator sees on a terminal: a list of locks that is drawn again and again, and the question before
 //! a lock is taken away.
 
-use crate::support::{Bed, Dlock, FileBed, Log, Redis, Running, Terminal, until};
+use crate::support::{Bed, Daemon, Dlock, FileBed, Log, Redis, Running, Terminal, until};
 
 /// Home, and everything behind it erased.
 const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
@@ -136,6 +136,23 @@ fn force_release_shows_whose_lock_it_is_and_takes_it_only_after_a_yes() {
     terminal.expect("code=0");
     held.ended().expect(79).saying("tests");
     waiter.ended().expect(0).silently();
+}
+
+#[test]
+fn force_release_now_says_who_is_not_told() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let now = || bed.dlock().args(["force-release", "x", "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
+    let held = holder(&bed, &log);
+    let said = now().stdout;
+    assert!(said.contains("may still run for a moment") && said.contains("the reason is not kept"), "{said}");
+    held.ended().expect(79);
+    // flock(1) lives on under the old file.
+    let mut flock = std::process::Command::new("flock");
+    flock.arg("--no-fork").arg(bed.lock_file("x")).args(["sleep", "1000"]);
+    let _flock = Daemon::spawn(flock, &bed.dir().join("flock.log"));
+    until("flock to hold it", || bed.dlock().args(["status", "--exit-code", "x"]).ended().code == Some(75));
+    let said = now().stdout;
+    assert!(said.contains("nobody tells it: it runs on"), "{said}");
 }
 
 #[test]

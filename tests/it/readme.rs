@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Bed, FileBed};
+use crate::support::{Bed, FileBed, Postgres};
 
 /// The blocks of a language, in order.
 fn blocks(text: &str, language: &str) -> Vec<String> {
@@ -42,6 +42,29 @@ fn every_command_block_works() {
         .collect();
     let shop = Workshop::new(&scripts);
     blocks.iter().for_each(|block| shop.sh(block));
+}
+
+/// On a server of its own, with what the examples write to.
+#[test]
+fn the_sql_examples_and_the_command_beside_them_work() {
+    let server = Postgres::with(&[]);
+    let url = server.url();
+    let text = readme();
+    let command = blocks(&text, "text").into_iter().find(|block| block.starts_with("dlock run --backend postgres"));
+    let command = command.unwrap().replace("postgres://app@db.example/jobs", &url);
+    Workshop::new(&["report.sh"]).sh(&command);
+    assert!(server.sql("SELECT dlock.status('nightly-report')").contains("./report.sh"));
+    server.sql("CREATE TABLE accounts (id int PRIMARY KEY, balance int); INSERT INTO accounts VALUES (7, 100)");
+    let examples = [blocks(&text, "sql"), blocks(&page("postgresql.md"), "sql")].concat();
+    assert_eq!(examples.len(), 5);
+    for block in examples.iter().filter(|block| !block.starts_with("CREATE SCHEMA")) {
+        server.sql(&block.replace("SET …", "SET balance = balance - 10"));
+    }
+    assert_eq!(server.sql("SELECT balance FROM accounts"), "80");
+    // What the last of them made refuses an older token, as the first refuses it by itself.
+    let write = |token: u32| server.try_sql(&format!("SET app.token = {token}; UPDATE accounts SET balance = 0"));
+    assert!(write(41).unwrap_err().contains("stale fencing token") && write(43).is_ok());
+    assert!(server.try_sql("SELECT dlock.fence('accounts', 42)").unwrap_err().contains("stale"));
 }
 
 #[test]

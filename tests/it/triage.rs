@@ -119,22 +119,41 @@ fn a_lock_that_a_run_keeps_is_not_released_behind_its_back() {
 }
 
 #[test]
+fn events_for_machines_have_fields_and_are_whole() {
+    let bed = FileBed::new();
+    let long = "\u{61c}x".repeat(200);
+    let held = bed.dlock().run("x").args(["--", "sh", "-c", "echo up; exec sleep 1000", &long]).spawn();
+    until("the command to run", || held.stdout().contains("up"));
+    let event = |line: &str| -> Value { serde_json::from_str(line).unwrap() };
+    let busy = bed.dlock().run("x").args(["-n", "--log", "json"]).sh("echo no").ended().expect(75).stderr;
+    assert!(!busy.contains('\u{61c}'), "{busy}");
+    let busy = event(&busy);
+    assert_eq!((&busy["event"], &busy["holder"]["pid"]), (&"busy".into(), &held.pid().into()));
+    drop(held);
+    let run = bed.dlock().run("x").args(["-v", "--log", "json", "--timeout", "100ms"]).sh("exec sleep 1000").ended();
+    let events: Vec<Value> = run.stderr.lines().map(event).collect();
+    assert!(events[0]["fencing_token"].as_u64().unwrap() > 0 && events[0]["waited_ms"].is_u64(), "{events:?}");
+    assert_eq!((&events[1]["event"], &events[1]["after_ms"]), (&"timed-out".into(), &100.into()));
+}
+
+#[test]
 fn a_hostile_command_line_cannot_break_the_table() {
     let bed = FileBed::new();
-    let hostile = "\u{1b}[2J\u{1b}]0;owned\u{7}\nx held root@evil\u{202e}\u{200b}";
+    let hostile = "\u{1b}[2J\u{9b}2J\u{1b}]0;owned\u{7}\nx held root@evil\u{202e}\u{61c}\u{200b}";
     let script = "echo up; exec sleep 1000";
     let running = bed.dlock().run("x").args(["--", "sh", "-c", script, hostile]).spawn();
     until("the command to run", || running.stdout().contains("up"));
     let table = bed.dlock().arg("status").ended().expect(0).stdout;
     assert_eq!(table.lines().count(), 2, "{table:?}");
     assert!(
-        table.chars().all(|c| c == '\n' || !c.is_control()) && !table.contains(['\u{202e}', '\u{200b}']),
+        table.chars().all(|c| c == '\n' || !c.is_control()) && !table.contains(['\u{202e}', '\u{200b}', '\u{61c}']),
         "{table:?}"
     );
     let busy = bed.dlock().run("x").arg("-n").sh("echo no").ended().expect(75);
     assert_eq!(busy.stderr.lines().count(), 1, "{busy:#?}");
     // JSON has its own way of writing such things, and says exactly what was run.
     let json = bed.dlock().args(["status", "--json"]).ended().expect(0).stdout;
+    assert!(!json.contains(['\u{202e}', '\u{200b}', '\u{61c}', '\u{9b}']), "{json:?}");
     let state: Value = serde_json::from_str(&json).unwrap();
     assert!(state[0]["holders"][0]["command"].as_str().unwrap().ends_with(hostile), "{state}");
 }
@@ -162,6 +181,45 @@ fn fence_lets_equal_and_newer_tokens_pass_and_refuses_older_ones() {
     fence(&bed.dir().join("directory"), "4").sh("echo no").ended().expect(79);
     std::fs::write(bed.dir().join("data.fence"), "garbage").unwrap();
     fence(&resource, "12").sh("echo no").ended().expect(78).saying("not a fencing mark");
+}
+
+#[test]
+fn no_older_token_gets_by_through_a_link() {
+    let bed = FileBed::new();
+    let at = |name: &str| bed.dir().join(name);
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
+    std::fs::create_dir(at("releases")).unwrap();
+    link("releases", "current");
+    link("../data", "releases/data");
+    fence(&at("releases"), "9").sh("exit 0").ended().expect(0);
+    fence(&at("current"), "8").sh("echo no").ended().expect(79);
+    fence(&at("current/"), "8").sh("echo no").ended().expect(79);
+    fence(&at("current/."), "8").sh("echo no").ended().expect(79);
+    // What a link leads to need not be there yet.
+    fence(&at("current/data"), "5").sh("exit 0").ended().expect(0);
+    fence(&at("data"), "4").sh("echo no").ended().expect(79);
+    std::fs::write(at("data"), "").unwrap();
+    fence(&at("releases/data"), "4").sh("echo no").ended().expect(79);
+    assert!(at("data.fence").exists() && at("releases.fence").exists() && !at("current.fence").exists());
+}
+
+#[test]
+fn a_fence_says_what_it_waits_for_and_speaks_json() {
+    let bed = FileBed::new();
+    let resource = bed.dir().join("data");
+    let first = fence(&resource, "1").sh("echo up; exec sleep 1000").spawn();
+    until("the first to run", || first.stdout().contains("up"));
+    let waits = fence(&resource, "2").sh("exit 0").spawn();
+    let json = fence(&resource, "2").env("DLOCK_LOG", "json").sh("exit 0").spawn();
+    until("a word", || waits.stderr().contains("waiting for another fence") && json.stderr().ends_with("}\n"));
+    let said: Value = serde_json::from_str(&json.stderr()).unwrap();
+    assert_eq!((&said["event"], &said["resource"]), (&"fence-busy".into(), &resource.to_str().unwrap().into()));
+    drop(first);
+    waits.ended().expect(0);
+    json.ended().expect(0);
+    let stale = fence(&resource, "1").args(["--log", "json"]).sh("echo no").ended().expect(79).stderr;
+    let stale: Value = serde_json::from_str(&stale).unwrap();
+    assert_eq!((&stale["event"], &stale["exit_code"]), (&"failed".into(), &79.into()));
 }
 
 #[test]
@@ -215,6 +273,18 @@ fn metrics_are_counted_on_from_run_to_run() {
     for line in ["acquisitions_total{name=\"x\"} 3", "busy_total{name=\"x\"} 1", "failures_total{name=\"x\"} 1"] {
         assert!(text.contains(&format!("dlock_{line}\n")), "{line}: {text}");
     }
+    // An acquire counts, too; what is not even text is forgotten; and the collector may read it.
+    std::fs::write(&file, b"dlock_busy_total{name=\"x\"} 1\n\xff\xfe\n").unwrap();
+    let script = format!("umask 077; exec {dlock} acquire --name x --ttl 1s");
+    let mut acquire = Command::new("sh");
+    acquire.args(["-c", &script]).env("DLOCK_METRICS_FILE", &file).env("DLOCK_BACKEND", bed.url());
+    assert!(acquire.output().unwrap().status.success());
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(
+        text.contains("acquisitions_total{name=\"x\"} 1\n") && text.contains("busy_total{name=\"x\"} 1\n"),
+        "{text}"
+    );
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).unwrap()) & 0o777, 0o644);
     let nowhere = bed.dlock().run("x").args(["--metrics-file", "/nonexistent/x"]).sh("exit 0");
     nowhere.ended().expect(0).saying("no metrics");
 }

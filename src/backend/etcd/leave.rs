@@ -63,7 +63,8 @@ impl Etcd {
             return Ok(Reheld::Revoked(reason));
         } else {
             let lasting = self.grant_any(ttl).await?;
-            TxnOp::put(key.as_str(), "", Some(PutOptions::new().with_ignore_value().with_lease(lasting)))
+            let value = own.left_behind_for(ttl).with_context(|| overwritten(&key))?;
+            TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(lasting)))
         };
         let unless = Compare::create_revision(key.as_str(), CompareOp::Equal, own.created);
         if !self.transact(Txn::new().when([unless]).and_then([change])).await?.succeeded() {

@@ -92,6 +92,12 @@ impl Contender {
         Some(Card { token: Some(token), ..card }.to_json(who))
     }
 
+    /// The same with another ttl.
+    pub fn left_behind_for(&self, ttl: Duration) -> Option<String> {
+        let (who, card) = (self.who.as_ref()?, self.card.clone()?);
+        Some(Card { ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX), ..card }.to_json(who))
+    }
+
     pub fn holder(&self) -> Holder {
         let (who, card) = (self.who.clone(), self.card.as_ref());
         let since = card.and_then(|card| date(card.held_since.as_deref().unwrap_or(&card.waiting_since)));

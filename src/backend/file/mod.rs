@@ -180,7 +180,7 @@ impl Backend for FileBackend {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
             Some(until) => {
                 claim.record.ended = ending.last_run.is_some();
-                claim.record.hold(&claim.record_file, until)?;
+                claim.record.hold(&claim.record_file, until, claim.record.ttl())?;
             }
             None => {
                 claim.record.remove(&claim.paths, Kind::Holder);

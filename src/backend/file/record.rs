@@ -52,6 +52,9 @@ pub struct Hold {
     boot: String,
     until_boot_ns: Fixed,
     until_ms: Fixed,
+    /// What it was last renewed for, if it was.
+    #[serde(default)]
+    ttl_ms: Option<Fixed>,
 }
 
 /// A number that is always written with as many digits, so that a record can be changed in its place.
@@ -95,13 +98,20 @@ impl Record {
 
     /// Keeps the lock taken until then, whoever of us lives. In its place: the file that the guardian keeps
     /// locked has to stay the record.
-    pub fn hold(&mut self, file: &impl AsFd, until: Instant) -> Result<()> {
+    pub fn hold(&mut self, file: &impl AsFd, until: Instant, ttl: Duration) -> Result<()> {
         let until_ms = Fixed(millis(clock::wall() + until.remaining()));
-        self.hold = Some(Hold { boot: boot_id().to_owned(), until_boot_ns: Fixed(until.as_nanos()), until_ms });
+        let ttl_ms = Some(Fixed(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
+        self.hold = Some(Hold { boot: boot_id().to_owned(), until_boot_ns: Fixed(until.as_nanos()), until_ms, ttl_ms });
         let json = serde_json::to_vec(self)?;
         let written = nix::sys::uio::pwrite(file, &json, 0).context("cannot write the holder's record")?;
         ensure!(written == json.len(), "the holder's record was cut off");
         Ok(())
+    }
+
+    /// What it was taken or last renewed for.
+    pub fn ttl(&self) -> Duration {
+        let renewed = self.hold.as_ref().and_then(|hold| hold.ttl_ms.as_ref());
+        Duration::from_millis(renewed.map_or(self.ttl_ms, |ttl_ms| ttl_ms.0))
     }
 
     pub fn read_from(file: &impl AsFd) -> Option<Record> {
@@ -174,7 +184,7 @@ impl Seen {
         Holder {
             fencing_token: Some(self.record.token),
             acquired_at: Some(since_epoch(self.record.since)),
-            ttl: Some(Duration::from_millis(self.record.ttl_ms)),
+            ttl: Some(self.record.ttl()),
             expires_in: left,
             slot: self.record.slot,
             ..Holder::from(self.record.who)

@@ -141,7 +141,7 @@ pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reh
     if let Ok(reason) = paths::read(&paths.revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
-    record.hold(&file, clock::now() + ttl)?;
+    record.hold(&file, clock::now() + ttl, ttl)?;
     Ok(Reheld::Done)
 }
 

@@ -11,5 +11,7 @@ end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
 extend(value, owner, ttl)
+local known = ask('HGET', details, owner)
+if known then redis.call('HSET', details, owner, (known:gsub('^(%S+) %S+', '%1 ' .. ttl, 1))) end
 tell_first()
 return { 'done' }

@@ -10,4 +10,6 @@ end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
 extend(ttl)
+local known = ask('HGET', details, owner)
+if known then ask('HSET', details, owner, (known:gsub('^(%S+) %S+', '%1 ' .. ttl, 1))) end
 return { 'done' }

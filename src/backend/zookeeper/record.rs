@@ -73,8 +73,9 @@ impl Record {
         self.acquired_ms = u64::try_from(since.as_millis()).ok();
     }
 
+    /// Of the session or, once that has ended, of the hold.
     pub fn ttl(&self) -> Duration {
-        Duration::from_millis(self.ttl_ms)
+        self.lasts().unwrap_or(Duration::from_millis(self.ttl_ms))
     }
 
     /// How long a hold lasts; `None` for what is none.

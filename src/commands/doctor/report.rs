@@ -10,7 +10,7 @@ use crate::backend::Verdict;
 use crate::clock::Instant;
 use crate::config::Examination;
 use crate::lock::Term;
-use crate::report::escape;
+use crate::report::{escape, json_escaped};
 
 impl Report {
     pub fn as_text(&self, order: &Examination) -> String {
@@ -46,7 +46,7 @@ impl Report {
             "findings": self.checkup.findings,
             "timeline": timeline,
         });
-        format!("{report}\n")
+        json_escaped(&report.to_string()) + "\n"
     }
 
     /// What the server grants or, as long as that is not known, what would be asked for.

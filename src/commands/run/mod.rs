@@ -61,6 +61,7 @@ pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
         Waited::Nested(_) => Err(Fault::Internal.because("acquire is never reentrant")),
         Waited::Not(exit) => Ok(Err(exit)),
     };
+    run.count();
     run.guardian.dismiss();
     taken
 }

@@ -75,14 +75,15 @@ impl Row {
     }
 }
 
-/// One line, the right code, and no command.
+/// One line, the right code, and no command; nothing on standard output but what makes the eval of an acquire fail.
 #[track_caller]
 pub fn expect_refusal(dlock: Dlock, codes: &[i32], what: &dyn std::fmt::Debug) {
     let Ended { code, stdout, stderr } = dlock.ended();
     let line = stderr.strip_suffix('\n').unwrap_or_default();
     let is_line = line.starts_with("dlock: ") && line.len() > 20 && line.len() < 3000;
     let clean = !line.contains(|c: char| c.is_control() || c == '\u{202e}');
-    let refused = code.is_some_and(|code| codes.contains(&code)) && stdout.is_empty();
+    let failing = code.map(|code| format!("DLOCK_OWNER=\nDLOCK_FENCING_TOKEN=$(exit {code})\n")).unwrap_or_default();
+    let refused = code.is_some_and(|code| codes.contains(&code)) && (stdout.is_empty() || stdout == failing);
     assert!(refused && is_line && clean, "{what:?} should be {codes:?}: {code:?} {stdout:?} {stderr:?}");
 }
 

@@ -1,0 +1,162 @@
+//! What can happen, in words for people and in fields for machines.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::{describe, rounded};
+use crate::lock::{Holder, Token};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Error,
+    Warning,
+    Info,
+}
+
+impl Level {
+    pub fn word(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warning => "warning",
+            Level::Info => "info",
+        }
+    }
+}
+
+/// What machines read of an event beside its message.
+pub type Fields = Map<String, Value>;
+
+pub fn fields<const N: usize>(known: [(&str, Value); N]) -> Fields {
+    known.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
+}
+
+/// What can happen to a run that is worth a line.
+#[derive(Debug)]
+pub enum Event<'a> {
+    Acquired { token: Token, waited: Duration },
+    Released,
+    Busy { holder: Option<&'a Holder> },
+    AlreadyRan { key: &'a str },
+    Trouble { why: &'a str, ends_in: Duration },
+    WaitingForBackend { why: &'a str },
+    Recovered,
+    Lost { why: &'a str },
+    Revoked { reason: &'a str },
+    Expired,
+    TimedOut { after: Duration },
+    Leftovers { processes: usize },
+    GuardianDied,
+    Orphaned,
+    ReleaseFailed { why: &'a str },
+    NotFound { program: &'a str },
+    CannotExecute { program: &'a str, why: &'a str },
+    MetricsFailed { why: &'a str },
+    StandsAgain { after: Duration },
+    ShorterTtl { granted: Duration, asked: Duration },
+    FenceBusy { resource: &'a str, mark: &'a str },
+}
+
+impl Event<'_> {
+    pub fn describe(&self) -> (Level, &'static str, String) {
+        match self {
+            Event::Acquired { token, waited } => {
+                (Level::Info, "acquired", format!("acquired with token {token} after {}", rounded(*waited)))
+            }
+            Event::Released => (Level::Info, "released", "released".into()),
+            Event::Busy { holder: Some(holder) } => {
+                (Level::Warning, "busy", format!("not acquired: held by {}", describe(holder)))
+            }
+            Event::Busy { holder: None } => {
+                (Level::Warning, "busy", "not acquired: somebody else holds it or was first".into())
+            }
+            Event::AlreadyRan { key } => {
+                (Level::Info, "already-ran", format!("a successful run with --once {key} is on record; not run again"))
+            }
+            Event::Trouble { why, ends_in } => (
+                Level::Warning,
+                "trouble",
+                format!("cannot renew: {why}; the command is ended in {} unless that changes", rounded(*ends_in)),
+            ),
+            Event::WaitingForBackend { why } => {
+                (Level::Warning, "trouble", format!("the backend does not answer: {why}; still waiting for it"))
+            }
+            Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
+            Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
+            Event::Revoked { reason } => {
+                (Level::Error, "revoked", format!("an operator takes the lock away ({reason}); ending the command"))
+            }
+            Event::Expired => (
+                Level::Error,
+                "expired",
+                "the lease could not be kept alive; ended the command before it ran out".into(),
+            ),
+            Event::TimedOut { after } => (
+                Level::Warning,
+                "timed-out",
+                format!("--timeout of {} has passed; ending the command", rounded(*after)),
+            ),
+            Event::Leftovers { processes } => (
+                Level::Warning,
+                "leftovers",
+                format!("the command left {processes} process(es) behind; ended them (see --leftovers)"),
+            ),
+            Event::GuardianDied => {
+                (Level::Error, "guardian-died", "the guardian process was killed; ended the command".into())
+            }
+            Event::Orphaned => (Level::Error, "orphaned", "dlock itself was killed; ended the command".into()),
+            Event::ReleaseFailed { why } => {
+                (Level::Warning, "release-failed", format!("not released: {why}; the lease will run out by itself"))
+            }
+            Event::NotFound { program } => (Level::Error, "not-found", format!("{program}: command not found")),
+            Event::CannotExecute { program, why } => {
+                (Level::Error, "cannot-execute", format!("{program}: cannot be executed: {why}"))
+            }
+            Event::MetricsFailed { why } => (Level::Warning, "metrics-failed", format!("no metrics: {why}")),
+            Event::StandsAgain { after } => {
+                (Level::Info, "stands-again", format!("stands for the lock again in {}", rounded(*after)))
+            }
+            Event::ShorterTtl { granted, asked } => (
+                Level::Warning,
+                "shorter-ttl",
+                format!("the server grants a ttl of {}, not {}", rounded(*granted), rounded(*asked)),
+            ),
+            Event::FenceBusy { resource, mark } => (
+                Level::Warning,
+                "fence-busy",
+                format!(
+                    "waiting for another fence on {resource}, or for something that its command left running; \
+                     fuser -v {mark} tells"
+                ),
+            ),
+        }
+    }
+
+    pub fn fields(&self) -> Fields {
+        let millis = |span: &Duration| Value::from(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+        match self {
+            Event::Acquired { token, waited } => {
+                fields([("fencing_token", token.0.into()), ("waited_ms", millis(waited))])
+            }
+            Event::Busy { holder } => fields([("holder", json!(holder))]),
+            Event::AlreadyRan { key } => fields([("once", (*key).into())]),
+            Event::Trouble { why, ends_in } => fields([("reason", (*why).into()), ("ends_in_ms", millis(ends_in))]),
+            Event::WaitingForBackend { why: reason }
+            | Event::Lost { why: reason }
+            | Event::Revoked { reason }
+            | Event::ReleaseFailed { why: reason }
+            | Event::MetricsFailed { why: reason } => fields([("reason", (*reason).into())]),
+            Event::TimedOut { after } | Event::StandsAgain { after } => fields([("after_ms", millis(after))]),
+            Event::Leftovers { processes } => fields([("processes", (*processes).into())]),
+            Event::NotFound { program } => fields([("program", (*program).into())]),
+            Event::CannotExecute { program, why } => {
+                fields([("program", (*program).into()), ("reason", (*why).into())])
+            }
+            Event::ShorterTtl { granted, asked } => fields([("ttl_ms", millis(granted)), ("asked_ms", millis(asked))]),
+            Event::FenceBusy { resource, .. } => fields([("resource", (*resource).into())]),
+            Event::Released | Event::Recovered | Event::Expired | Event::GuardianDied | Event::Orphaned => {
+                Fields::new()
+            }
+        }
+    }
+}
