@@ -44,6 +44,16 @@ enum Struck {
     Unguarded,
 }
 
+/// Whether dlock or its guardian is left to act after this, too. One that was stopped once may be late to take its
+/// guardian's place, also when it has been woken.
+fn is_covered(strike: Strike, before: Option<Struck>) -> bool {
+    match before {
+        None => true,
+        Some(Struck::Stopped) => !matches!(strike, Strike::GuardianKilled { .. }),
+        Some(Struck::Unguarded) => false,
+    }
+}
+
 /// The lines that a dlock says, each with the instant by which it had been said.
 struct Heard(JoinHandle<Vec<(u64, Told)>>);
 
@@ -87,6 +97,27 @@ impl Contender {
             runs: self.log.runs(),
             invoked: self.invoked,
             name: self.name,
+        }
+    }
+
+    fn strike(&mut self, strike: Strike) {
+        if self.dlock.has_ended() || !is_covered(strike, self.struck) {
+            return;
+        }
+        match strike {
+            Strike::DlockKilled { .. } => self.signal(Signal::SIGKILL),
+            Strike::DlockWoken { .. } => self.signal(Signal::SIGCONT),
+            Strike::DlockStopped { .. } => {
+                self.struck = Some(Struck::Stopped);
+                self.signal(Signal::SIGSTOP);
+            }
+            _ => {
+                for guardian in children_of(self.dlock.pid()).into_iter().take(1) {
+                    self.struck = Some(Struck::Unguarded);
+                    // It may have ended since.
+                    let _ = kill(Pid::from_raw(guardian.try_into().unwrap()), Signal::SIGKILL);
+                }
+            }
         }
     }
 
@@ -179,32 +210,11 @@ impl Arena {
                     self.state[number] = State::Down;
                 }
             }
-            Strike::DlockKilled { place } => self.strike_processes(place, |victim| match victim.struck {
-                Some(Struck::Unguarded) => {}
-                _ => victim.signal(Signal::SIGKILL),
-            }),
-            Strike::DlockStopped { place } => self.strike_processes(place, |victim| match victim.struck {
-                Some(Struck::Unguarded) => {}
-                _ => {
-                    victim.struck = Some(Struck::Stopped);
-                    victim.signal(Signal::SIGSTOP);
-                }
-            }),
-            Strike::DlockWoken { place } => self.strike_processes(place, |victim| victim.signal(Signal::SIGCONT)),
-            Strike::GuardianKilled { place } => self.strike_processes(place, |victim| {
-                if victim.struck.is_none() && !victim.dlock.has_ended() {
-                    for guardian in children_of(victim.dlock.pid()).into_iter().take(1) {
-                        victim.struck = Some(Struck::Unguarded);
-                        // It may have ended since.
-                        let _ = kill(Pid::from_raw(guardian.try_into().unwrap()), Signal::SIGKILL);
-                    }
-                }
-            }),
+            Strike::DlockKilled { place }
+            | Strike::DlockStopped { place }
+            | Strike::DlockWoken { place }
+            | Strike::GuardianKilled { place } => self.present[place].1.strike(strike),
         }
-    }
-
-    fn strike_processes(&mut self, place: usize, how: impl Fn(&mut Contender)) {
-        how(&mut self.present[place].1);
     }
 
     fn bring_servers_back(&mut self) {
@@ -230,6 +240,16 @@ impl Arena {
         self.history.extend(self.present.into_iter().map(|(_, contender)| contender.story()));
         (self.history, logs.iter().flat_map(|path| Log::at(path).survivors()).collect())
     }
+}
+
+#[test]
+fn dlock_and_its_guardian_are_never_both_kept_from_acting() {
+    let (killed, stopped) = (Strike::DlockKilled { place: 0 }, Strike::DlockStopped { place: 0 });
+    let unguarded = Strike::GuardianKilled { place: 0 };
+    assert!([killed, stopped, unguarded].into_iter().all(|strike| is_covered(strike, None)));
+    assert!(is_covered(killed, Some(Struck::Stopped)), "the guardian sees to it");
+    assert!(!is_covered(unguarded, Some(Struck::Stopped)));
+    assert!(![killed, stopped, unguarded].into_iter().any(|strike| is_covered(strike, Some(Struck::Unguarded))));
 }
 
 #[test]

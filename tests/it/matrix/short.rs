@@ -25,8 +25,8 @@ pub fn in_short(backend: Backend, fault: F) -> bool {
             fault,
             F::PathFrozen | F::AnswersLate | F::ServersPaused | F::ServersKilled | F::ServersRestarted | F::ClockBack
         ),
-        Backend::RedisSentinel => matches!(fault, F::LeaderLost),
-        Backend::RedisReplicated => matches!(fault, F::LeaderKilled),
-        Backend::PostgresPair => matches!(fault, F::LeaderWoken | F::FollowerKilled),
+        Backend::RedisSentinel => matches!(fault, F::LeaderLost | F::DlockStopped),
+        Backend::RedisReplicated => matches!(fault, F::LeaderKilled | F::ServersRestarted),
+        Backend::PostgresPair => matches!(fault, F::LeaderWoken | F::FollowerKilled | F::PathFrozen),
     }
 }

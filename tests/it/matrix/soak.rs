@@ -56,7 +56,8 @@ impl Size {
     fn of(dlock: &Running) -> Size {
         let look = |pid: u32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+            // Not pages of the program itself, which come and go as they are needed.
+            let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
             let kilobytes: usize = resident.trim().trim_end_matches(" kB").parse().unwrap();
             (kilobytes, std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count())
         };
@@ -102,6 +103,7 @@ fn hold_through_one_fault_after_the_other() {
     let (early, late) = (sizes[WARM - 1], sizes[sizes.len() - 1]);
     let (rounds, faults) = (sizes.len(), Fault::ALL.len());
     eprintln!("{}, {long:?}: {rounds} rounds of {faults} faults; {early:?} early, {late:?} at the end", backend.name());
+    eprintln!("kilobytes after each: {:?}", sizes.iter().map(|size| size.kilobytes).collect::<Vec<_>>());
     assert!(late.descriptors <= early.descriptors, "descriptors leak: {sizes:?}");
     assert!(late.kilobytes <= early.kilobytes + NOISE_KB, "memory leaks: {sizes:?}");
     assert!(log.longest_silence() < Duration::from_secs(5), "the command was kept from running");
