@@ -108,6 +108,18 @@ pub enum Released {
     NotOurs,
 }
 
+/// Why a release failed although the lock is free: what was to be written down about the run is not. The root cause.
+#[derive(Debug)]
+pub struct Unrecorded(pub String);
+
+impl std::fmt::Display for Unrecorded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unrecorded {}
+
 /// What became of a hold whose end was to be moved.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reheld {

@@ -49,6 +49,7 @@ pub enum Event<'a> {
     GuardianDied,
     Orphaned,
     ReleaseFailed { why: &'a str },
+    Unrecorded { what: &'a str },
     NotFound { program: &'a str },
     CannotExecute { program: &'a str, why: &'a str },
     MetricsFailed { why: &'a str },
@@ -108,6 +109,7 @@ impl Event<'_> {
             Event::ReleaseFailed { why } => {
                 (Level::Warning, "release-failed", format!("not released: {why}; the lease will run out by itself"))
             }
+            Event::Unrecorded { what } => (Level::Warning, "unrecorded", format!("released, but {what}")),
             Event::NotFound { program } => (Level::Error, "not-found", format!("{program}: command not found")),
             Event::CannotExecute { program, why } => {
                 (Level::Error, "cannot-execute", format!("{program}: cannot be executed: {why}"))
@@ -145,6 +147,7 @@ impl Event<'_> {
             | Event::Lost { why: reason }
             | Event::Revoked { reason }
             | Event::ReleaseFailed { why: reason }
+            | Event::Unrecorded { what: reason }
             | Event::MetricsFailed { why: reason } => fields([("reason", (*reason).into())]),
             Event::TimedOut { after } | Event::StandsAgain { after } => fields([("after_ms", millis(after))]),
             Event::Leftovers { processes } => fields([("processes", (*processes).into())]),

@@ -29,6 +29,7 @@ use async_trait::async_trait;
 
 use super::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked,
+    Unrecorded,
 };
 use crate::clock;
 use crate::exit::Fault;
@@ -234,7 +235,7 @@ fn record_run(paths: &Paths, run: &LastRun) -> Result<()> {
 
 fn unrecorded(what: &str, so: &str, error: &anyhow::Error) -> anyhow::Error {
     let why = error.root_cause();
-    Fault::Refused.because(format_args!("the lock is free, but {what} is not on record, so {so}: {why}"))
+    anyhow::Error::new(Unrecorded(format!("{what} is not on record, so {so}: {why}"))).context(Fault::Refused)
 }
 
 /// The address of [`default_directory`].

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::backend::{self, Ask, Ending, Lease, Released};
+use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
 use crate::config::{Job, Wait};
 use crate::events::{self, Happening, Signals};
@@ -163,6 +163,9 @@ impl Run {
             Ok(Released::NotOurs) if course.is_lost() => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) => Event::Lost { why: "it was not ours any more when the command had ended" },
             Ok(Released::Done) => Event::Released,
+            Err(error) if error.root_cause().is::<Unrecorded>() => {
+                Event::Unrecorded { what: &error.root_cause().to_string() }
+            }
             Err(error) => Event::ReleaseFailed { why: &format!("{error:#}") },
         };
         self.voice.tell(&self.job.name, &event);

@@ -31,7 +31,7 @@ fn what_cannot_be_recorded_is_said_and_keeps_nobody_waiting() {
     log.await_runs(1, 1);
     std::fs::create_dir(bed.side("x").join("once")).unwrap();
     let waiter = bed.dlock().run("x").args(log.witness(&["for=5"])).spawn();
-    holder.ended().expect(0).saying("--once k is not on record");
+    holder.ended().expect(0).saying("x: released, but --once k is not on record");
     waiter.ended().expect(0).silently();
     log.assert_no_overlap();
     let pause = Duration::from_nanos(log.runs()[1].first - log.runs()[0].last);

@@ -39,9 +39,9 @@ pub trait Bed {
         Abilities::default()
     }
 
-    /// dlock, pointed at this backend.
+    /// dlock, pointed at this backend, with patience for a server on a machine that is busy with other tests.
     fn dlock(&self) -> Dlock {
-        Dlock::new().env("DLOCK_BACKEND", self.url())
+        Dlock::new().env("DLOCK_BACKEND", self.url()).env("DLOCK_CONNECT_TIMEOUT", "30s")
     }
 }
 
