@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio_postgres::error::SqlState;
@@ -28,6 +28,21 @@ pub struct Session {
     heard: Arc<Heard>,
     listening: bool,
     driver: AbortHandle,
+}
+
+/// What tells servers apart that can both be written to.
+struct Identity {
+    /// One server may go by two names, or stand behind two poolers.
+    started: String,
+    cluster: i64,
+    timeline: i64,
+}
+
+impl Identity {
+    /// Whether it was the other's standby once, and has been promoted: what the other still takes for its own is past.
+    fn succeeds(&self, other: &Identity) -> bool {
+        self.cluster == other.cluster && self.timeline > other.timeline
+    }
 }
 
 /// What the server says without being asked.
@@ -65,24 +80,23 @@ impl Session {
                 }
             };
             patient_until.get_or_insert_with(|| clock::now() + ANOTHER);
-            first = Some(match first {
-                None => (place, session),
-                Some((before, other)) if other.is_on_the_server_of(&session).await? => {
-                    if before < place {
-                        (before, other)
-                    } else {
-                        (place, session)
-                    }
-                }
-                Some((before, _)) => {
+            let Some((before, other)) = first.take() else {
+                first = Some((place, session));
+                continue;
+            };
+            first = match tokio::try_join!(other.server(), session.server()) {
+                Ok((one, another)) if one.started == another.started && before > place => Some((place, session)),
+                Ok((one, another)) if one.started == another.started || one.succeeds(&another) => Some((before, other)),
+                Ok((one, another)) if another.succeeds(&one) => Some((place, session)),
+                _ => {
                     let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
                     return Err(Fault::Unreachable.because(format_args!(
                         "two servers can be written to: {}; a lock on one is none on the other, so name only those of \
-                         one cluster, and end the old primary after a failover",
+                         one cluster",
                         labels.join(" and ")
                     )));
                 }
-            });
+            };
         }
         let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
         first.map(|(_, session)| session).ok_or_else(failed)
@@ -96,12 +110,12 @@ impl Session {
         Ok(Session { client, heard, listening: false, driver })
     }
 
-    /// One server may go by two names, or stand behind two poolers.
-    async fn is_on_the_server_of(&self, other: &Session) -> Result<bool> {
-        const SQL: &str = "SELECT pg_postmaster_start_time()::text";
-        let (one, another) = tokio::try_join!(self.query(SQL, &[]), other.query(SQL, &[])).map_err(explain)?;
-        let started = |rows: &[Row]| rows.first().and_then(|row| row.try_get::<_, String>(0).ok());
-        Ok(started(&one).is_some() && started(&one) == started(&another))
+    async fn server(&self) -> Result<Identity> {
+        const SQL: &str = "SELECT pg_postmaster_start_time()::text, (pg_control_system()).system_identifier,
+            ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint";
+        let rows = self.query(SQL, &[]).await.map_err(explain)?;
+        let row = rows.first().context("the server does not say who it is")?;
+        Ok(Identity { started: row.try_get(0)?, cluster: row.try_get(1)?, timeline: row.try_get(2)? })
     }
 
     pub fn is_closed(&self) -> bool {

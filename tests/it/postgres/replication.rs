@@ -66,6 +66,24 @@ fn two_servers_that_can_both_be_written_to_are_refused() {
 }
 
 #[test]
+fn a_primary_that_wakes_up_after_its_standby_was_promoted_is_left_alone() {
+    let primary = Postgres::with(&[]);
+    used(&primary);
+    let (standby, name) = (primary.standby(), unique("woken"));
+    // As somebody who may do next to nothing sees it.
+    primary.sql("CREATE ROLE anybody LOGIN; GRANT CREATE ON DATABASE postgres TO anybody; DROP SCHEMA dlock CASCADE");
+    until("the standby to have it all", || standby.sql("SELECT to_regnamespace('dlock') IS NULL") == "t");
+    standby.promote();
+    // Both can be written to, and every client goes to the same.
+    for url in [both(&primary, &standby), both(&standby, &primary)] {
+        let url = url.replace("postgres@", "anybody@");
+        let ran = on(&url).run(&name).sh("echo $DLOCK_FENCING_TOKEN").ended().expect(0).silently().stdout;
+        assert_eq!(standby.sql(&format!("SELECT token FROM dlock.locks WHERE name = '{name}'")), ran.trim());
+    }
+    assert_eq!(primary.sql("SELECT to_regnamespace('dlock') IS NULL"), "t");
+}
+
+#[test]
 fn a_commit_that_the_standby_has_not_confirmed_is_no_grant() {
     let server = Postgres::with(&[]);
     used(&server);
