@@ -134,7 +134,8 @@ impl Voice {
 const ROOM: usize = 4096;
 
 fn clipped_line(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(ROOM - 1));
+    let end = (0..ROOM).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    text.truncate(end);
     text + "\n"
 }
 

@@ -20,7 +20,7 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::timer::Timer;
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork};
+use nix::unistd::{ForkResult, Pid, fork, getsid};
 
 use crate::backend::Lease;
 use crate::clock::Instant;
@@ -166,7 +166,7 @@ impl Guardian {
     /// Does the guardian's duty when it cannot: makes sure that it is dead, and every process below it.
     pub fn replace(&mut self) {
         self.retire();
-        tree::end_all(|_, _| ());
+        tree::end_all(getsid(None).ok(), |_, _| ());
     }
 }
 

@@ -78,8 +78,9 @@ pub fn living() -> usize {
     descendants().into_iter().filter(|pid| !is_zombie(*pid)).count()
 }
 
-/// Ends every descendant and returns only when there is none. `reaped` sees each direct child's status.
-pub fn end_all(mut reaped: impl FnMut(Pid, i32)) {
+/// Ends every descendant and returns only when there is none. Others than descendants are only in the session `shared`.
+/// `reaped` sees each direct child's status.
+pub fn end_all(shared: Option<Pid>, mut reaped: impl FnMut(Pid, i32)) {
     const SHORTEST: Duration = Duration::from_micros(200);
     if mutant::is(Mutant::NoSigkill) {
         return;
@@ -88,7 +89,7 @@ pub fn end_all(mut reaped: impl FnMut(Pid, i32)) {
     loop {
         // No more dead are collected than there were before the living are looked for again: whoever forks as fast as it
         // dies must not keep us busy with its dead.
-        let found = kill_all();
+        let found = kill_all(shared);
         let mut quiet = false;
         for _ in 0..=found {
             match next_news(0) {
@@ -112,13 +113,12 @@ pub fn end_all(mut reaped: impl FnMut(Pid, i32)) {
 /// One round of it; says how many it found. The youngest of a family come first, since the others may be dead already.
 /// Each is killed as soon as it is found, before it can go on forking, and its process group with it, where nobody else
 /// can be in that: a group dies in one step, and what it is giving birth to is not born.
-fn kill_all() -> usize {
-    let ours = getsid(None);
+fn kill_all(shared: Option<Pid>) -> usize {
     let (mut families, mut found) = (vec![getpid()], 0);
     while let Some(parent) = families.pop() {
         let offspring = children(parent);
         for &child in offspring.iter().rev() {
-            let apart = getsid(Some(child)).is_ok_and(|session| Ok(session) != ours);
+            let apart = getsid(Some(child)).is_ok_and(|session| Some(session) != shared);
             match getpgid(Some(child)) {
                 Ok(group) if group.as_raw() > 1 && (apart || group == child) => drop(killpg(group, Signal::SIGKILL)),
                 _ => drop(kill(child, Signal::SIGKILL)),

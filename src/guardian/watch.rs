@@ -15,7 +15,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timer::Timer;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::unistd::{ForkResult, Pid, fork, setpgid, setsid};
+use nix::unistd::{ForkResult, Pid, fork, getpgid, getppid, getsid, setpgid, setsid};
 
 use super::Manners;
 use super::command::{Command, Plan};
@@ -54,6 +54,8 @@ struct Watch {
     /// There may be more dead than were collected.
     unreaped: bool,
     leftovers: usize,
+    /// Where dlock and the command are, and others may be.
+    session: Option<Pid>,
     /// Keep the lock held for as long as this process lives, whatever becomes of dlock.
     descriptors: Vec<OwnedFd>,
 }
@@ -69,7 +71,7 @@ pub fn watch(link: Link, plan: &Plan, manners: Manners) {
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
     if let Ok(mut watch) = Watch::begin(link, plan, manners) {
         if watch.guard().is_err() {
-            tree::end_all(|_, _| ());
+            tree::end_all(watch.session, |_, _| ());
         }
         watch.let_go();
     }
@@ -97,6 +99,7 @@ impl Watch {
             status: None,
             unreaped: false,
             leftovers: 0,
+            session: getsid(None).ok(),
             descriptors: Vec::new(),
         })
     }
@@ -161,11 +164,13 @@ impl Watch {
                     self.stage = Stage::Running;
                     // An exec that hangs keeps us from our duty. At the deadline we die of it, and the child of that.
                     let _ends_us = die_at(self.kill)?;
-                    if let Err(errno) = self.command.start(&variables) {
+                    let started = self.command.start(&variables);
+                    if let Err(errno) = started {
                         // Without a process there is no end of one to wait for.
                         self.ended = !self.command.has_process();
                         self.report(&Report::NotStarted { errno: errno as i32 });
                     }
+                    begin_session();
                 }
             }
             Order::Extend { term, kill } => {
@@ -265,7 +270,9 @@ impl Watch {
     fn end_everything(&mut self) {
         self.command.signal(Signal::SIGKILL as i32);
         let mut ended = None;
-        tree::end_all(|pid, status| ended = Some((pid, status)).filter(|_| self.command.is(pid)).or(ended));
+        tree::end_all(self.session, |pid, status| {
+            ended = Some((pid, status)).filter(|_| self.command.is(pid)).or(ended)
+        });
         if let Some((pid, status)) = ended {
             self.note(pid, status);
         }
@@ -331,6 +338,16 @@ impl Watch {
         for descriptor in self.descriptors.drain(..) {
             let _ = File::from(descriptor).unlock();
         }
+    }
+}
+
+/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
+/// without any. With a terminal it stays as it is: job control cares about sessions.
+fn begin_session() {
+    if File::open("/dev/tty").is_err() {
+        // Whoever leads a group cannot begin a session, so back into dlock's.
+        let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
+        let _ = setsid();
     }
 }
 
