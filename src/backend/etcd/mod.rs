@@ -173,6 +173,7 @@ impl Backend for Etcd {
                 return self.busy(ask, place, &queue, ahead).await.map(Attempt::Busy);
             };
             if let Some(reason) = queue.beside(MARK) {
+                self.withdraw(ask).await?;
                 return Err(taken_away(&reason));
             }
             if let Some(until) = self.predecessor.as_mut().and_then(|before| before.may_live_until(&queue)) {

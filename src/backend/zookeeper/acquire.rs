@@ -36,8 +36,9 @@ impl ZooKeeper {
         if !queue.holds(position) {
             return self.wait(ask, &queue, position, held_until).await;
         }
-        if let Some(reason) = self.place.as_ref().and_then(|place| place.record.revoked.as_ref()) {
-            return Err(taken_away(reason));
+        if let Some(reason) = self.place.as_ref().and_then(|place| place.record.revoked.clone()) {
+            self.leave().await?;
+            return Err(taken_away(&reason));
         }
         match &queue.struck(&signs, ask.mode)[..] {
             [] => self.grant(ask).await,

@@ -101,7 +101,6 @@ async fn what_is_taken_away_before_we_look_is_not_ours() {
         assert_eq!(operator.revoke(&first.name, &held, &safely).await.unwrap(), Revoked::Marked);
         let error = next.try_acquire(&second).await.expect_err("nothing is started under it");
         assert!(Fault::of(&error) == Fault::NotOurs && format!("{error:#}").contains("maintenance"), "{error:#}");
-        next.withdraw(&second).await.unwrap();
         assert_eq!(operator.inspect(&first.name).await.unwrap().state, State::Free);
     }
 }
