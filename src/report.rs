@@ -134,7 +134,8 @@ impl Voice {
 const ROOM: usize = 4096;
 
 fn clipped_line(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(ROOM - 1));
+    let end = (0..ROOM.min(text.len() + 1)).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or_default());
     text + "\n"
 }
 
