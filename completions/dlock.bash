@@ -77,15 +77,15 @@ _dlock() {
             fi
             case "${prev}" in
                 --name)
-                    COMPREPLY=($(compgen -W "$(dlock words names 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -97,7 +97,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --ttl)
@@ -153,11 +153,11 @@ _dlock() {
             fi
             case "${prev}" in
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -169,7 +169,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --ttl)
@@ -195,7 +195,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 *)
@@ -213,11 +213,11 @@ _dlock() {
             fi
             case "${prev}" in
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -229,7 +229,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --token)
@@ -269,15 +269,15 @@ _dlock() {
             fi
             case "${prev}" in
                 --name)
-                    COMPREPLY=($(compgen -W "$(dlock words names 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -289,7 +289,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --owner)
@@ -311,15 +311,15 @@ _dlock() {
             fi
             case "${prev}" in
                 --name)
-                    COMPREPLY=($(compgen -W "$(dlock words names 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -331,7 +331,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --owner)
@@ -357,15 +357,15 @@ _dlock() {
             fi
             case "${prev}" in
                 --name)
-                    COMPREPLY=($(compgen -W "$(dlock words names 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -377,7 +377,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --ttl)
@@ -413,11 +413,11 @@ _dlock() {
                     return 0
                     ;;
                 --on-lost)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "kill signal" -- "${cur}"))
                     return 0
                     ;;
                 --leftovers)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "kill wait leave" -- "${cur}"))
                     return 0
                     ;;
                 --hold-at-least)
@@ -463,11 +463,11 @@ _dlock() {
             fi
             case "${prev}" in
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -479,7 +479,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 --watch)
@@ -501,11 +501,11 @@ _dlock() {
             fi
             case "${prev}" in
                 --backend)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 -b)
-                    COMPREPLY=($(compgen -W "$(dlock words profiles 2>/dev/null)" -- "${cur}"))
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --connect-timeout)
@@ -517,7 +517,7 @@ _dlock() {
                     return 0
                     ;;
                 --log)
-                    COMPREPLY=($(compgen -f "${cur}"))
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
                     return 0
                     ;;
                 *)
@@ -535,3 +535,48 @@ if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERS
 else
     complete -F _dlock -o bashdefault -o default dlock
 fi
+
+# What dlock itself knows: names of locks and profiles. Everything else is left to the function above.
+_dlock_live() {
+    local line="${COMP_LINE:0:COMP_POINT}" words flag value found="" where=() i
+    read -ra words <<<"$line"
+    [[ $line == *[[:space:]] ]] && words+=("")
+    local last=$((${#words[@]} - 1))
+    for ((i = 1; i < last; i++)); do
+        case "${words[i]}" in
+            --) _dlock "$@"; return ;;
+            -b | --backend | --config) ((i + 1 < last)) && where+=("${words[i]}" "${words[i + 1]}") ;;
+            --backend=* | --config=*) where+=("${words[i]}") ;;
+        esac
+    done
+    # The words as they were typed: bash takes --name=a:b for five.
+    flag="${words[last - 1]}" value="${words[last]}"
+    [[ $value == --*=* ]] && flag="${value%%=*}" value="${value#*=}"
+    case "$flag" in
+        --name) found="$(dlock words names "${where[@]}" 2>/dev/null)" ;;
+        -b | --backend) found="$(dlock words profiles 2>/dev/null)" ;;
+        --log) found="text json" ;;
+        --on-lost) found="kill signal" ;;
+        --leftovers) found="kill wait leave" ;;
+        --connect-timeout | --config | --token | --reason) _dlock "$@"; return ;;
+        *)
+            case "${words[1]},$value" in
+                *,-*) _dlock "$@"; return ;;
+                status,* | force-release,*)
+                    ((last > 1)) && found="$(dlock words names "${where[@]}" 2>/dev/null)" || { _dlock "$@"; return; } ;;
+                *) _dlock "$@"; return ;;
+            esac ;;
+    esac
+    compopt +o default +o bashdefault 2>/dev/null
+    # bash replaces only what stands behind the last sign that breaks words; a @ belongs to what it begins.
+    local typed="" start sign
+    for sign in : = @; do
+        [[ $COMP_WORDBREAKS == *$sign* && $value == *$sign* ]] || continue
+        start="${value%"${value##*"$sign"}"}"
+        [[ $sign == @ ]] && start="${start%@}"
+        ((${#start} > ${#typed})) && typed="$start"
+    done
+    COMPREPLY=($(compgen -W "$found" -- "$value"))
+    COMPREPLY=("${COMPREPLY[@]#"$typed"}")
+}
+complete -F _dlock_live -o bashdefault -o default dlock

@@ -41,15 +41,19 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -d 'The lock: u
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'How long the lock outlives us at the most if we vanish [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l slots -d 'Let up to N holders in at once; each sees its own DLOCK_SLOT' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l signal -d 'First signal when the command has to go [default: TERM]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l kill-after -d 'SIGKILL follows after DUR [default: a sixth of the ttl, at most 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'End the command after DUR, as timeout(1) does' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'When the lock is already not ours: kill at once, or signal first: kill or signal [default: kill]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftovers -d 'What happens to processes the command left behind: kill, wait or leave [default: kill]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'When the lock is already not ours: kill at once, or signal first: kill or signal [default: kill]' -r -f -a "kill\t''
+signal\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l leftovers -d 'What happens to processes the command left behind: kill, wait or leave [default: kill]' -r -f -a "kill\t''
+wait\t''
+leave\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l hold-at-least -d 'After a short command keep the lock until DUR since it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run only if no successful run with this key is on record for the lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit code for "not acquired", 0 to 255 [default: 75]' -r
@@ -66,7 +70,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print 
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it again every EVERY, until interrupted; a word behind it that is no duration is a lock [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Say nothing on standard error but errors'
@@ -76,7 +81,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Pri
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l token -d 'Act only if N is still the holder\'s fencing token' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l reason -d 'Why: told to the holder, and kept in the record of its run; not kept with --now' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s v -l verbose -d 'Say more on standard error'
@@ -88,7 +94,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -d 'The loc
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long the lock is ours unless it is renewed [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l slots -d 'Let up to N holders in at once' -r
@@ -103,7 +110,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -d 'The lock'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l owner -d 'Who holds it [default: $DLOCK_OWNER]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'How long the lock is ours from now on [default: as long as it was acquired or last renewed for]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more on standard error'
@@ -113,18 +121,21 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -d 'The loc
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l owner -d 'Who holds it [default: $DLOCK_OWNER]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -l token -d 'The fencing token [default: $DLOCK_FENCING_TOKEN]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand fence" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand fence" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand fence" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l ttl -d 'The ttl to judge the timeline for [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Say nothing on standard error but errors'
@@ -137,14 +148,28 @@ complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print 
 complete -c dlock -n "__fish_dlock_using_subcommand words" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand words" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand words" -l config -d 'Read this config file instead of the usual one' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand words" -l log -d 'How to write on standard error: text or json [default: text]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand words" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand words" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand words" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand words" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -x -a '(dlock words names 2>/dev/null)'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -x -a '(dlock words names 2>/dev/null)'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -x -a '(dlock words names 2>/dev/null)'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -x -a '(dlock words names 2>/dev/null)'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a '(dlock words names 2>/dev/null)'
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -f -a '(dlock words names 2>/dev/null)'
+function __fish_dlock_names
+    set -l words (commandline -opc)
+    set -l where
+    for i in (seq (count $words))
+        switch $words[$i]
+            case -b --backend --config
+                test $i -lt (count $words); and set -a where $words[$i] $words[(math $i + 1)]
+            case '--backend=*' '--config=*'
+                set -a where $words[$i]
+        end
+    end
+    dlock words names $where 2>/dev/null
+end
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -x -a '(__fish_dlock_names)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -x -a '(__fish_dlock_names)'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -x -a '(__fish_dlock_names)'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -x -a '(__fish_dlock_names)'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a '(__fish_dlock_names)'
+complete -c dlock -n "__fish_dlock_using_subcommand force-release" -f -a '(__fish_dlock_names)'
 complete -c dlock -s b -l backend -x -a '(dlock words profiles 2>/dev/null)'

@@ -134,8 +134,8 @@ impl Voice {
 const ROOM: usize = 4096;
 
 fn clipped_line(mut text: String) -> String {
-    let end = (0..ROOM).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    text.truncate(end);
+    let end = (0..ROOM.min(text.len() + 1)).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or_default());
     text + "\n"
 }
 

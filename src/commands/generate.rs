@@ -1,5 +1,7 @@
 //! `dlock completions` and `dlock man`: what also stands, checked in, under completions/ and man/.
 
+mod completions;
+
 use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
@@ -15,53 +17,8 @@ use crate::report::print;
 const MAN_TAIL: &str = include_str!("man.roff");
 
 pub fn completions(shell: Shell) -> Result<Exit> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "dlock", &mut text);
-    let text = String::from_utf8(text)?;
-    print(with_live_words(shell, &text))?;
+    print(completions::script(shell)?)?;
     Ok(Exit::OK)
-}
-
-/// Lets the shells ask dlock itself for the names of locks and profiles, where the generator knows only of
-/// files. `-b` before the word is not looked at: the locks are those of the default backend.
-fn with_live_words(shell: Shell, script: &str) -> String {
-    let ask = |kind: &str| format!("$(dlock words {kind} 2>/dev/null)");
-    match shell {
-        Shell::Bash => {
-            let files = "\n                    COMPREPLY=($(compgen -f \"${cur}\"))";
-            let words =
-                |kind| format!("\n                    COMPREPLY=($(compgen -W \"{}\" -- \"${{cur}}\"))", ask(kind));
-            let mut script = script.replace(&format!("--name){files}"), &format!("--name){}", words("names")));
-            for flag in ["--backend)", "-b)"] {
-                script = script.replace(&format!("{flag}{files}"), &format!("{flag}{}", words("profiles")));
-            }
-            script
-        }
-        Shell::Zsh => {
-            let words = |kind| format!("{{compadd -- {}}}", ask(kind));
-            let script = script.replace(":NAME:_default", &format!(":NAME:{}", words("names")));
-            let script = script.replace(":URL|PROFILE:_default", &format!(":URL|PROFILE:{}", words("profiles")));
-            let script = script.replace(
-                "every lock of the backend:_default",
-                &format!("every lock of the backend:{}", words("names")),
-            );
-            script.replace(":name -- The lock:_default", &format!(":name -- The lock:{}", words("names")))
-        }
-        Shell::Fish => {
-            let mut script = script.to_owned();
-            let names = "'(dlock words names 2>/dev/null)'";
-            for verb in ["run", "acquire", "renew", "release"] {
-                script +=
-                    &format!("complete -c dlock -n \"__fish_dlock_using_subcommand {verb}\" -l name -x -a {names}\n");
-            }
-            for verb in ["status", "force-release"] {
-                script += &format!("complete -c dlock -n \"__fish_dlock_using_subcommand {verb}\" -f -a {names}\n");
-            }
-            script += "complete -c dlock -s b -l backend -x -a '(dlock words profiles 2>/dev/null)'\n";
-            script
-        }
-        _ => script.to_owned(),
-    }
 }
 
 pub fn man() -> Result<Exit> {

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use crate::support::{Bed, FileBed, Terminal};
 
-/// A directory with two locks and a config file with two profiles, one of which is the default.
+/// A directory with three locks and a config file with two profiles, one of which is the default.
 fn bed() -> (FileBed, PathBuf) {
     let bed = FileBed::new();
-    for name in ["nightly-report", "nightly-sync"] {
+    for name in ["nightly-report", "nightly-sync", "web:deploy@eu"] {
         bed.dlock().run(name).sh("exit 0").ended().expect(0);
     }
     let config = bed.dir().join("config.toml");
@@ -34,21 +34,61 @@ fn words(shell: &str, program: &str, config: &Path) -> Vec<String> {
     words
 }
 
+/// Another backend, with one lock.
+fn elsewhere() -> FileBed {
+    let bed = FileBed::new();
+    bed.dlock().run("only-there").sh("exit 0").ended().expect(0);
+    bed
+}
+
+/// What becomes of a line when the tab key is pressed behind it.
+#[track_caller]
+fn completes(terminal: &mut Terminal, typed: &str, completed: &str) {
+    terminal.press_all(&format!("{typed}\t"));
+    terminal.expect(completed);
+    // Ctrl-U: Ctrl-C would also throw away what is typed next.
+    terminal.press(b'\x15');
+    terminal.type_line("echo fi''ne");
+    terminal.expect("fine");
+}
+
 #[test]
 fn bash_completes_names_and_profiles() {
-    let (_bed, config) = bed();
-    let complete = |line: &str| {
-        let program = format!(
-            "source {}; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); \
-             _dlock dlock \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[@]}}\"",
-            script("dlock.bash")
-        );
-        words("bash", &program, &config)
-    };
-    assert_eq!(complete("dlock run --name ''"), ["nightly-report", "nightly-sync"]);
-    assert_eq!(complete("dlock run --name nightly-s"), ["nightly-sync"]);
-    assert_eq!(complete("dlock status --backend ''"), ["local", "other"]);
-    assert_eq!(complete("dlock force-r"), ["force-release"]);
+    let ((bed, config), other) = (bed(), elsewhere());
+    let mut terminal = Terminal::with_shell(&bed.url());
+    let script = script("dlock.bash");
+    terminal.type_line(&format!(
+        "export PATH={} DLOCK_CONFIG={}; source {script}; bind 'set bell-style none'; echo rea''dy",
+        path(),
+        config.display()
+    ));
+    terminal.expect("ready");
+    let there = format!("dlock run -b {} --name o", other.url());
+    let file = format!("dlock run --name x -- {}/config.t", bed.dir().display());
+    for (typed, completed) in [
+        ("dlock force-r", "dlock force-release "),
+        ("dlock run --name nightly-s", "--name nightly-sync "),
+        ("dlock run --name=nightly-s", "--name=nightly-sync "),
+        ("dlock run --name web:d", "--name web:deploy@eu "),
+        ("dlock run --name=web:d", "--name=web:deploy@eu "),
+        ("dlock run --name=web:deploy@", "--name=web:deploy@eu "),
+        ("dlock run --name web:deploy@e", "--name web:deploy@eu "),
+        ("dlock status nightly-s", "status nightly-sync "),
+        ("dlock status --json web:", "--json web:deploy@eu "),
+        ("dlock force-release --yes nightly-r", "--yes nightly-report "),
+        ("dlock status --backend oth", "--backend other "),
+        ("dlock run --log j", "--log json "),
+        ("dlock run --leftovers=le", "--leftovers=leave "),
+        ("dlock run --on-lost s", "--on-lost signal "),
+        ("dlock run --hold-at", "--hold-at-least "),
+        (&there, "--name only-there "),
+        (&file, "config.toml "),
+    ] {
+        completes(&mut terminal, typed, completed);
+    }
+    // No file is a format.
+    terminal.press_all("dlock run --log /etc/pass\t!");
+    terminal.expect("--log /etc/pass!");
 }
 
 #[test]
@@ -56,7 +96,11 @@ fn fish_completes_names_and_profiles() {
     let (_bed, config) = bed();
     let complete =
         |line: &str| words("fish", &format!("source {}; complete -C '{line}'", script("dlock.fish")), &config);
-    assert_eq!(complete("dlock run --name "), ["nightly-report", "nightly-sync"]);
+    assert_eq!(complete("dlock run --name "), ["nightly-report", "nightly-sync", "web:deploy@eu"]);
+    assert_eq!(complete("dlock run --name=web:"), ["--name=web:deploy@eu"]);
+    assert_eq!(complete("dlock run --log "), ["json", "text"]);
+    let other = elsewhere();
+    assert_eq!(complete(&format!("dlock run -b {} --name ", other.url())), ["only-there"]);
     assert_eq!(complete("dlock acquire --name nightly-s"), ["nightly-sync"]);
     assert_eq!(complete("dlock status --backend "), ["local", "other"]);
     assert!(complete("dlock status nightly-r").contains(&"nightly-report".to_owned()));
@@ -70,11 +114,16 @@ fn zsh_completes_names_and_profiles() {
     terminal.type_line(&format!("export PATH={} DLOCK_CONFIG={}; exec zsh -f -i", path(), config.display()));
     terminal.type_line(&format!("PS1='z> '; unset DLOCK_BACKEND; fpath=({directory} $fpath); autoload -Uz compinit; compinit -u -D; echo rea''dy"));
     terminal.expect("ready");
-    terminal.type_line("echo");
-    terminal.press_all("dlock run --name nightly-s\t");
-    terminal.expect("nightly-sync");
-    // Ctrl-U: Ctrl-C would also throw away what is typed next.
-    terminal.press(b'\x15');
-    terminal.press_all("dlock status --backend ot\t");
-    terminal.expect("other");
+    let other = elsewhere();
+    let there = format!("dlock run -b {} --name o", other.url());
+    for (typed, completed) in [
+        ("dlock run --name nightly-s", "nightly-sync"),
+        ("dlock run --name=web:d", "web:deploy@eu"),
+        ("dlock force-release nightly-s", "nightly-sync"),
+        ("dlock status --backend ot", "other"),
+        ("dlock run --log j", "json"),
+        (&there, "only-there"),
+    ] {
+        completes(&mut terminal, typed, completed);
+    }
 }

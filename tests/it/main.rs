@@ -10,6 +10,7 @@ mod config;
 mod contract;
 mod doctor;
 mod etcd;
+mod fence;
 mod file;
 mod hard_to_end;
 mod matrix;

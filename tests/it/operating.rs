@@ -47,6 +47,25 @@ fn status_is_drawn_again_in_its_place_until_interrupted() {
     terminal.expect("same");
 }
 
+/// Eighty columns are enough for a name, a state, a token and the beginning of a holder.
+#[test]
+fn a_narrow_terminal_gets_a_line_for_each_lock() {
+    let (bed, name) = (FileBed::new(), "nightly-report-of-sales");
+    let long = "--option ".repeat(20);
+    let held = bed.dlock().run(name).args(["--", "sh", "-c", "echo up; exec sleep 1000", &long]).spawn();
+    until("the command to run", || held.stdout().contains("up"));
+    bed.dlock().run("other").sh("exit 3").ended().expect(3);
+    let mut terminal = terminal(&bed);
+    terminal.type_line("stty cols 80 rows 24; $DLOCK status");
+    terminal.expect("HOLDER\r\n");
+    terminal.expect(&format!("{name}  held   "));
+    terminal.expect(&format!(":{} sh", held.pid()));
+    terminal.expect("…\r\nother ");
+    terminal.expect("last run: exit 3");
+    let piped = bed.dlock().arg("status").ended().expect(0).stdout;
+    assert!(piped.contains(long.trim_end()) && piped.contains("EXPIRES IN"), "{piped}");
+}
+
 #[test]
 fn status_that_goes_on_in_a_pipe_draws_nothing() {
     let bed = FileBed::new();
