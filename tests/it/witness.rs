@@ -6,7 +6,8 @@
 //! `witness LOG [WORD…]`, where a word is one of
 //! `ignore-term`, `daemons=N` (N processes more, each in a session of its own and orphaned),
 //! `for=MILLIS` (then exit 0), `exit=CODE`, `stop` (stop itself after the first beat),
-//! `fork-loop` (keep forking short-lived processes that beat, too), `arena=DIR` (other runs are those that
+//! `fork-loop` (keep forking short-lived processes that beat, too), `chains=N` (N sessions, in each of which every
+//! process forks the next and ends, without a pause, for 20 s), `arena=DIR` (other runs are those that
 //! write below DIR, not only those that write to LOG).
 #![allow(unsafe_code, clippy::unwrap_used, clippy::exit)]
 
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::{SigHandler, Signal, raise, signal};
+use nix::sys::sysinfo::sysinfo;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{ForkResult, fork, getpid, setsid};
 
@@ -38,6 +40,10 @@ fn main() {
     for _ in 0..number("daemons=").unwrap_or(0) {
         daemon(&run);
     }
+    let most = sysinfo().unwrap().process_count().saturating_add(MOST_MORE);
+    for _ in 0..number("chains=").unwrap_or(0) {
+        chain(&run, most);
+    }
     let end = number("for=").map(|millis| now() + millis * 1_000_000);
     if has("stop") {
         raise(Signal::SIGSTOP).unwrap();
@@ -52,6 +58,9 @@ fn main() {
     }
     std::process::exit(number("exit=").unwrap_or(0).try_into().unwrap());
 }
+
+/// Chains make so many processes at the most, the dead included.
+const MOST_MORE: u16 = 2000;
 
 fn now() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap();
@@ -132,6 +141,33 @@ fn daemon(run: &Run) {
         }
         std::process::exit(0);
     }
+}
+
+/// Somebody else at every look, in a session of its own. As long as there are so many processes on the machine, zombies
+/// that nobody has buried yet among them, it makes no more.
+fn chain(run: &Run, most: u16) {
+    const LONGEST: u64 = 20_000_000_000;
+    const BEAT: u64 = 500_000;
+    // SAFETY: as above.
+    if let ForkResult::Parent { .. } = unsafe { fork() }.unwrap() {
+        return;
+    }
+    setsid().unwrap();
+    let (mut heart, end, mut beaten) = (run.heart(), now() + LONGEST, 0);
+    while now() < end {
+        if now() >= beaten + BEAT {
+            heart.beat();
+            beaten = now();
+        }
+        if sysinfo().unwrap().process_count() >= most {
+            std::thread::yield_now();
+        // SAFETY: as above. A fork that fails is tried again.
+        } else if let Ok(ForkResult::Parent { .. }) = unsafe { fork() } {
+            break;
+        }
+    }
+    // SAFETY: ends the process, and nothing else.
+    unsafe { nix::libc::_exit(0) }
 }
 
 /// The child lives on in the parent's place, so that a killer that looks twice finds somebody else.

@@ -116,7 +116,9 @@ fn of_a_pair(backend: Backend, fault: Fault) -> Option<Expect> {
         (F::RecordDeleted | F::DlockOutOfMemory, B::RedisSentinel | B::RedisReplicated) => Some(NoOverlap),
         (F::MachineFrozen, _) => Some(TokenRefuses),
         (F::DlockStopped | F::DlockKilled | F::DlockAborted | F::GuardianKilled, _) => Some(NoOverlap),
-        (F::CommandForks | F::CommandStopped | F::CommandLeavesDaemons | F::CommandTimedOut, _) => Some(NoOverlap),
+        (F::CommandForks | F::CommandChains | F::CommandStopped | F::CommandLeavesDaemons | F::CommandTimedOut, _) => {
+            Some(NoOverlap)
+        }
         (F::Revoked, _) => Some(NoOverlap),
         _ => None,
     }

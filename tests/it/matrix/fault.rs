@@ -40,6 +40,7 @@ pub enum Fault {
     GuardianStopped,
     MachineFrozen,
     CommandForks,
+    CommandChains,
     CommandStopped,
     CommandLeavesDaemons,
     CommandTimedOut,
@@ -49,7 +50,7 @@ pub enum Fault {
 use Fault::*;
 
 impl Fault {
-    pub const ALL: [Fault; 37] = [
+    pub const ALL: [Fault; 38] = [
         PathFrozen,
         PathCut,
         PathHalfOpen,
@@ -83,6 +84,7 @@ impl Fault {
         GuardianStopped,
         MachineFrozen,
         CommandForks,
+        CommandChains,
         CommandStopped,
         CommandLeavesDaemons,
         CommandTimedOut,
@@ -124,6 +126,7 @@ impl Fault {
             GuardianStopped => "guardian SIGSTOPped, path frozen",
             MachineFrozen => "dlock, guardian and command frozen together, and woken",
             CommandForks => "command forks in a loop, dlock SIGSTOPped",
+            CommandChains => "command is 6 chains of processes that fork and end without a pause, dlock SIGSTOPped",
             CommandStopped => "command stopped, dlock SIGSTOPped",
             CommandLeavesDaemons => "command ends and leaves daemons behind",
             CommandTimedOut => "command ignores TERM past its --timeout",
@@ -135,6 +138,7 @@ impl Fault {
     pub fn witness(self) -> &'static [&'static str] {
         match self {
             CommandForks => &["fork-loop", "ignore-term"],
+            CommandChains => &["chains=6", "ignore-term"],
             CommandStopped => &["stop", "ignore-term"],
             CommandLeavesDaemons => &["for=1500", "daemons=3"],
             _ => &["ignore-term", "daemons=2"],
@@ -145,6 +149,7 @@ impl Fault {
     pub fn processes(self) -> usize {
         match self {
             CommandForks => 10,
+            CommandChains => 7,
             CommandStopped => 1,
             CommandLeavesDaemons => 4,
             _ => 3,

@@ -39,7 +39,7 @@ impl Fault {
                 order.ended().expect(0);
             }
             DlockStopped | DlockKilled | DlockAborted | DlockOutOfMemory | GuardianKilled | GuardianStopped
-            | MachineFrozen | CommandForks | CommandStopped => self.inflict_on_processes(scene),
+            | MachineFrozen | CommandForks | CommandChains | CommandStopped => self.inflict_on_processes(scene),
         }
     }
 
@@ -151,7 +151,7 @@ impl Fault {
 
     fn inflict_on_processes(self, scene: &mut Scene) {
         match self {
-            DlockStopped | CommandForks | CommandStopped => scene.holder.signal(Signal::SIGSTOP),
+            DlockStopped | CommandForks | CommandChains | CommandStopped => scene.holder.signal(Signal::SIGSTOP),
             DlockKilled => scene.holder.signal(Signal::SIGKILL),
             DlockAborted => scene.holder.signal(Signal::SIGABRT),
             DlockOutOfMemory => exhaust_memory(scene),
