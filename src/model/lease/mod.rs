@@ -1,7 +1,7 @@
 //! Keeper, guardian, command, server, and somebody else who takes the lock as soon as it is free. Requests and
 //! answers are late or lost in every way; dlock or its guardian dies at any step, and the server may crash once
 //! and come back with its data; a dlock that is stopped is one whose steps do not happen. Deadlines are the real
-//! ones, of [`Terms`], to the millisecond; what is free to happen at any time happens at steps of 150 ms, and at
+//! ones, of [`Terms`], to the millisecond; what is free to happen at any time happens at steps of 200 ms, and at
 //! every instant at which a lease or its allowance ends.
 //!
 //! The server's clock may run 1 % fast or slow against ours. Killing may take as long as the margin: what the
@@ -26,7 +26,7 @@ use crate::mutant::Mutant;
 /// On the true clock, from the beginning.
 type Millis = u16;
 
-const STEP: Millis = 150;
+const STEP: Millis = 200;
 const TTL: Millis = 1000;
 const HORIZON: Millis = 1600;
 /// To acquire, and then to renew.
