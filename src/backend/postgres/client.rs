@@ -87,6 +87,11 @@ impl Client {
         }
     }
 
+    /// What the latest notification of a grant says: token, name, owner.
+    pub fn grant(&self) -> Option<String> {
+        self.session.as_ref().and_then(Session::grant)
+    }
+
     pub fn disconnect(&mut self) {
         self.session = None;
     }

@@ -1,8 +1,8 @@
 //! One connection, its notifications, and what the server's errors mean to us.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -35,6 +35,8 @@ pub struct Session {
 struct Heard {
     /// A notification, or the end of the connection.
     news: Notify,
+    /// What a notification said last that said anything: what we were granted.
+    grant: Mutex<Option<String>>,
     /// Commits that did not wait for the standby they should have waited for.
     unconfirmed: AtomicUsize,
 }
@@ -138,6 +140,11 @@ impl Session {
         self.heard.news.notified().await;
     }
 
+    /// What the latest notification of a grant says.
+    pub fn grant(&self) -> Option<String> {
+        self.heard.grant.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// How many commits the server made without the standby that should have confirmed them.
     pub fn unconfirmed(&self) -> usize {
         self.heard.unconfirmed.load(Ordering::Relaxed)
@@ -162,7 +169,12 @@ async fn next<T: 'static>(attempts: &mut JoinSet<T>, until: Option<Instant>) -> 
 async fn listen(mut connection: Connection<Socket, tls::Stream>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = poll_fn(|task| connection.poll_message(task)).await {
         match message {
-            AsyncMessage::Notification(_) => heard.news.notify_one(),
+            AsyncMessage::Notification(news) => {
+                if !news.payload().is_empty() {
+                    *heard.grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(news.payload().to_owned());
+                }
+                heard.news.notify_one();
+            }
             // Its text is translated, and its code is that of any warning.
             AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => {
                 heard.unconfirmed.fetch_add(1, Ordering::Relaxed);
