@@ -28,13 +28,8 @@ DECLARE
     at constant timestamptz := clock_timestamp();
     place bigint;
 BEGIN
-    UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
-    WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
-      AND c.server = here AND c.expires > at
-    RETURNING c.ticket INTO place;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
+    SELECT c.ticket INTO place FROM dlock.contenders c
+    WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL;
     SELECT count(*) FILTER (WHERE c.token IS NULL), min(c.expires) - at INTO ahead, next_end
     FROM dlock.contenders c
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
@@ -43,6 +38,15 @@ BEGIN
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
       AND (c.token IS NOT NULL OR c.ticket < place)
     ORDER BY c.token IS NULL, c.ticket LIMIT 1;
+    -- Last, and only if that was all: nobody who waits for a lock's row has the row of a contender to itself.
+    IF holder IS NOT NULL THEN
+        UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
+        WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
+          AND c.server = here AND c.expires > at;
+        IF NOT FOUND THEN
+            holder := NULL;
+        END IF;
+    END IF;
 END $$;
 
 -- What dlock.acquire does where somebody else may contend; for those who know already that it is so.
