@@ -12,8 +12,10 @@
 //! A lease is as good as the server's clock: a step forward ends it early. A restart or a failover does
 //! not: leases from before are counted anew. What a failover to an *asynchronous* standby forgets is gone.
 
+mod answer;
 mod client;
 mod examine;
+mod passfile;
 mod schema;
 mod session;
 mod settings;
@@ -32,16 +34,13 @@ use super::{
     Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, Term, Token};
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use answer::{PLACE, outcome, word};
 use client::{Answer, Client};
 use session::Parameters;
 pub use settings::PARAMETERS;
-use status::{Contender, Status};
+use status::Status;
 
-/// What a place in the queue is worth unless asked again; protocol.sql has the same number.
-const PLACE: Duration = Duration::from_secs(10);
-/// How often the first waiter asks, should notifications not get through. Those behind it ask less often.
-const RECHECK: Duration = Duration::from_millis(500);
 const LOCKS_PER_PAGE: i64 = 100;
 
 pub struct Postgres {
@@ -307,47 +306,4 @@ impl Backend for Postgres {
             other => bail!("dlock.revoke says {other:?}"),
         })
     }
-}
-
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    }
-}
-
-/// What `dlock.acquire` says.
-fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
-    let row = answer.row()?;
-    let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
-    Ok(match row.try_get(0)? {
-        "granted" => Attempt::Granted(Lease {
-            name: ask.name.clone(),
-            owner: ask.who.owner.clone(),
-            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
-            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
-            term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
-            descriptors: Vec::new(),
-        }),
-        "busy" => {
-            let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
-            let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
-            Attempt::Busy(Busy {
-                holder: holder.map(|holder| holder.to_holder()),
-                ahead: Some(ahead),
-                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end),
-            })
-        }
-        "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
-        "already ran" => Attempt::AlreadyRan,
-        other => bail!("dlock.acquire says {other:?}"),
-    })
-}
-
-/// When a waiter asks again unasked: in time to keep its place, when the first lease before it ends,
-/// and now and then in case a notification got lost.
-fn until_next_question(ttl: Duration, ahead: usize, next_end: Duration) -> Duration {
-    let behind = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    RECHECK.saturating_mul(behind).min(ttl.min(PLACE) / 3).min(next_end + Duration::from_millis(1))
 }
