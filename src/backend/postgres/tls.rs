@@ -37,11 +37,17 @@ pub struct Files<'a> {
     pub certificate: Option<(&'a Path, &'a Path)>,
 }
 
+/// Without anything to check by or to show, it is made when a server wants TLS: most on this machine do not.
 #[derive(Clone)]
-pub struct Connector(Arc<ClientConfig>);
+pub struct Connector(Option<Arc<ClientConfig>>);
 
 impl Connector {
     pub fn new(check: Check, files: &Files) -> Result<Connector> {
+        let wanted = check != Check::Nothing || files.certificate.is_some();
+        Ok(Connector(wanted.then(|| Connector::config(check, files)).transpose()?))
+    }
+
+    fn config(check: Check, files: &Files) -> Result<Arc<ClientConfig>> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let roots = match check {
             Check::Nothing => None,
@@ -61,7 +67,7 @@ impl Connector {
             }
             None => config.with_no_client_auth(),
         };
-        Ok(Connector(Arc::new(config)))
+        Ok(Arc::new(config))
     }
 }
 
@@ -179,7 +185,7 @@ impl MakeTlsConnect<Socket> for Connector {
 }
 
 pub struct Handshake {
-    config: Arc<ClientConfig>,
+    config: Option<Arc<ClientConfig>>,
     host: ServerName<'static>,
 }
 
@@ -189,7 +195,11 @@ impl TlsConnect<Socket> for Handshake {
     type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
 
     fn connect(self, socket: Socket) -> Self::Future {
-        Box::pin(async move { Ok(Stream(Box::new(TlsConnector::from(self.config).connect(self.host, socket).await?))) })
+        Box::pin(async move {
+            let plain = || Connector::config(Check::Nothing, &Files { roots: None, certificate: None });
+            let config = self.config.map_or_else(plain, Ok).map_err(io::Error::other)?;
+            Ok(Stream(Box::new(TlsConnector::from(config).connect(self.host, socket).await?)))
+        })
     }
 }
 
