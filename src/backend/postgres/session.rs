@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio_postgres::error::SqlState;
@@ -69,21 +69,19 @@ impl Session {
             patient_until.get_or_insert_with(|| clock::now() + ANOTHER);
             first = Some(match first {
                 None => (place, session),
-                Some((before, other)) if other.is_on_the_server_of(&session).await? => {
-                    if before < place {
-                        (before, other)
-                    } else {
-                        (place, session)
+                Some((before, other)) => match choice(&other.identity().await?, &session.identity().await?) {
+                    Choice::Either if before < place => (before, other),
+                    Choice::Either | Choice::Second => (place, session),
+                    Choice::First => (before, other),
+                    Choice::Neither => {
+                        let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
+                        return Err(Fault::Unreachable.because(format_args!(
+                            "two servers can be written to: {}; a lock on one is none on the other, so name only those \
+                             of one cluster",
+                            labels.join(" and ")
+                        )));
                     }
-                }
-                Some((before, _)) => {
-                    let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
-                    return Err(Fault::Unreachable.because(format_args!(
-                        "two servers can be written to: {}; a lock on one is none on the other, so name only those of \
-                         one cluster, and end the old primary after a failover",
-                        labels.join(" and ")
-                    )));
-                }
+                },
             });
         }
         let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
@@ -98,12 +96,13 @@ impl Session {
         Ok(Session { client, heard, listening: false, driver })
     }
 
-    /// One server may go by two names, or stand behind two poolers.
-    async fn is_on_the_server_of(&self, other: &Session) -> Result<bool> {
-        const SQL: &str = "SELECT pg_postmaster_start_time()::text";
-        let (one, another) = tokio::try_join!(self.query(SQL, &[]), other.query(SQL, &[])).map_err(explain)?;
-        let started = |rows: &[Row]| rows.first().and_then(|row| row.try_get::<_, String>(0).ok());
-        Ok(started(&one).is_some() && started(&one) == started(&another))
+    async fn identity(&self) -> Result<Identity> {
+        const SQL: &str =
+            "SELECT pg_postmaster_start_time()::text, (SELECT system_identifier FROM pg_control_system()),
+            ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int";
+        let rows = self.query(SQL, &[]).await.map_err(explain)?;
+        let row = rows.first().context("the server does not say who it is")?;
+        Ok(Identity { started: row.try_get(0)?, cluster: row.try_get(1)?, timeline: row.try_get(2)? })
     }
 
     pub fn is_closed(&self) -> bool {
@@ -155,6 +154,37 @@ impl Drop for Session {
     /// Left alone, the driver would keep the connection until an answer came that may never come.
     fn drop(&mut self) {
         self.driver.abort();
+    }
+}
+
+/// Which server it is that can be written to.
+struct Identity {
+    started: String,
+    /// The same for a primary and its standbys.
+    cluster: i64,
+    /// One more after every promotion.
+    timeline: i32,
+}
+
+enum Choice {
+    /// They are one: it may go by two names, or stand behind two poolers.
+    Either,
+    First,
+    Second,
+    Neither,
+}
+
+/// Of two that can be written to. A primary that has not noticed yet that a standby was promoted is the past, and all
+/// who see both see that.
+fn choice(first: &Identity, second: &Identity) -> Choice {
+    if first.cluster != second.cluster {
+        return Choice::Neither;
+    }
+    match first.timeline.cmp(&second.timeline) {
+        std::cmp::Ordering::Less => Choice::Second,
+        std::cmp::Ordering::Greater => Choice::First,
+        std::cmp::Ordering::Equal if first.started == second.started => Choice::Either,
+        std::cmp::Ordering::Equal => Choice::Neither,
     }
 }
 

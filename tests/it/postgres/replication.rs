@@ -66,6 +66,21 @@ fn two_servers_that_can_both_be_written_to_are_refused() {
 }
 
 #[test]
+fn an_old_primary_that_can_still_be_written_to_is_passed_over() {
+    let primary = Postgres::with(&[]);
+    used(&primary);
+    let standby = primary.standby();
+    standby.promote();
+    until("the standby to be promoted", || standby.sql("SELECT pg_is_in_recovery()") == "f");
+    for url in [both(&primary, &standby), both(&standby, &primary)] {
+        let name = unique("old");
+        on(&url).run(&name).sh("exit 0").ended().expect(0).silently();
+        let used = format!("SELECT count(*) FROM dlock.locks WHERE name = '{name}'");
+        assert_eq!((standby.sql(&used), primary.sql(&used)), ("1".into(), "0".into()));
+    }
+}
+
+#[test]
 fn a_commit_that_the_standby_has_not_confirmed_is_no_grant() {
     let server = Postgres::with(&[]);
     used(&server);
