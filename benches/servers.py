@@ -247,7 +247,11 @@ class Postgres(Backend):
         self.daemon(f"{programs}/postgres", "-D", data, *words, user=user, end=signal.SIGQUIT)
         until(self.is_up)
         self.sql("CREATE EXTENSION pg_stat_statements")
-        self.peers = [Tool("psycopg", self.python("psycopg_lock.py", self.port), every=20, waiting=self.waiting)]
+        psql = (str(PEERS / "psql_lock.sh"), self.port, "psql:NAME", TTL)
+        self.peers = [
+            Tool("psql wrapper", psql, every=5, waiting=self.waiting),
+            Tool("psycopg", self.python("psycopg_lock.py", self.port), every=20, waiting=self.waiting),
+        ]
 
     def sql(self, text):
         with psycopg.connect(self.url, autocommit=True) as connection:

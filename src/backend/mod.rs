@@ -221,6 +221,12 @@ pub trait Backend {
     /// an unknown outcome finds what was granted, and keeps our place.
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt>;
 
+    /// What a lease is meant to be, for people: one that was handed over is granted for less until it is renewed, and
+    /// counts from before it was granted. No deadline follows from it.
+    fn full_term(&self, lease: &Lease) -> Term {
+        lease.term
+    }
+
     /// Returns when it is worth asking (while waiting) or renewing (while holding) again: a hint, which
     /// may come early or, if the server cannot notify, never.
     async fn changed(&mut self) -> Result<()>;

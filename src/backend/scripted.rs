@@ -20,6 +20,8 @@ use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
 pub enum Act {
     Good,
     Busy,
+    /// Grants it for no more than this until it is renewed.
+    Brief(Duration),
     Hang,
     /// Answers, but only after this long.
     Late(Duration),
@@ -61,7 +63,7 @@ impl Scripted {
             Act::Block(span) => std::thread::sleep(span),
             Act::Unreachable => return Err(Fault::Unreachable.because("connection refused")),
             Act::Refuse => return Err(Fault::Refused.because("wrong password")),
-            Act::Good | Act::Busy | Act::Lose | Act::Revoke => {}
+            Act::Good | Act::Busy | Act::Brief(_) | Act::Lose | Act::Revoke => {}
         }
         Ok(act)
     }
@@ -74,17 +76,21 @@ impl Scripted {
 #[async_trait(?Send)]
 impl Backend for Scripted {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let from = clock::now();
-        if let Act::Busy = self.play(Call::Acquire).await? {
-            let ask_again = clock::now() + Duration::from_secs(1);
-            return Ok(Attempt::Busy(Busy { holder: None, ahead: None, ask_again }));
+        let mut term = self.term(clock::now());
+        match self.play(Call::Acquire).await? {
+            Act::Busy => {
+                let ask_again = clock::now() + Duration::from_secs(1);
+                return Ok(Attempt::Busy(Busy { holder: None, ahead: None, ask_again }));
+            }
+            Act::Brief(ttl) => term.ttl = ttl,
+            _ => {}
         }
         Ok(Attempt::Granted(Lease {
             name: ask.name.clone(),
             owner: ask.who.owner.clone(),
             token: Token(1),
             slot: None,
-            term: self.term(from),
+            term,
             descriptors: Vec::new(),
         }))
     }

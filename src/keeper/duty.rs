@@ -130,7 +130,8 @@ impl Duty {
                 Err(_) => {}
             }
         }
-        self.tell.tell(News::Granted(lease.clone(), terms.deadlines(lease.term)));
+        let told = Lease { term: self.backend.full_term(&lease), ..lease.clone() };
+        self.tell.tell(News::Granted(told, terms.deadlines(lease.term)));
         Some(lease)
     }
 
@@ -168,7 +169,7 @@ impl Duty {
             match renewal {
                 Ok(Renewal::Held(term)) => {
                     lease.term = term;
-                    let deadlines = terms.deadlines(term);
+                    let deadlines = self.charge.terms.deadlines(term);
                     (self.push)(deadlines);
                     self.tell.tell(News::Renewed(deadlines));
                 }

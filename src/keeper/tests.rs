@@ -105,6 +105,20 @@ async fn renews_every_third_of_the_ttl_and_counts_from_before_the_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_granted_for_less_is_renewed_early_and_then_for_the_full_time() {
+    let mut stage = stage(&[Act::Brief(TTL / 3)]);
+    let began = clock::now();
+    stage.hold_for(Duration::from_secs(40)).await;
+    let pushed = stage.pushed.borrow().clone();
+    for (n, (at, allowed)) in pushed.iter().enumerate() {
+        let due = began + TTL / 9 + TTL / 3 * n as u32;
+        assert!(at.since(due) < Duration::from_millis(50), "renewal {n} came {:?} late", at.since(due));
+        assert!(*allowed > due + TTL / 3, "the next renewal comes before the first signal");
+    }
+    assert_eq!(pushed.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_late_answer_counts_from_its_question() {
     // Answered after 1.5 s, within the attempt's 2 s: the lease is 1.5 s older than it looks.
     let mut stage = stage(&[Act::Good, Act::Late(Duration::from_millis(1500))]);

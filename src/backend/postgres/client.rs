@@ -102,6 +102,11 @@ impl Client {
         Ok(one.is_some() && one == two)
     }
 
+    /// What the latest notification of a grant says: token, name, owner.
+    pub fn grant(&self) -> Option<String> {
+        self.session.as_ref().and_then(Session::grant)
+    }
+
     pub fn disconnect(&mut self) {
         self.session = None;
     }

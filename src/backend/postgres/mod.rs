@@ -12,8 +12,10 @@
 //! A lease is as good as the server's clock: a step forward ends it early. A restart or a failover does
 //! not: leases from before are counted anew. What a failover to an *asynchronous* standby forgets is gone.
 
+mod answer;
 mod client;
 mod examine;
+mod passfile;
 mod schema;
 mod session;
 mod settings;
@@ -31,28 +33,68 @@ use super::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
     Revoked,
 };
-use crate::clock;
-use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, Term, Token};
+use crate::clock::{self, Instant};
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use answer::{PLACE, outcome, word};
 use client::{Answer, Client};
 use session::Parameters;
 pub use settings::PARAMETERS;
-use status::{Contender, Status};
+use status::Status;
 
-/// What a place in the queue is worth unless asked again; protocol.sql has the same number.
-const PLACE: Duration = Duration::from_secs(10);
-/// How often the first waiter asks, should notifications not get through. Those behind it ask less often.
-const RECHECK: Duration = Duration::from_millis(500);
 const LOCKS_PER_PAGE: i64 = 100;
 
 pub struct Postgres {
     client: Client,
     /// As far as we know we have a place in the queue.
-    queued: bool,
+    place: Option<Place>,
+    held: Held,
+}
+
+struct Place {
+    /// It counts from then.
+    from: Instant,
+    /// The latest grant there was; ours will have a greater token.
+    after: i64,
+}
+
+/// What we know of the lease that is ours.
+#[derive(Default)]
+struct Held {
+    /// What was asked for, and what it is renewed for.
+    ttl: Option<Duration>,
+    /// Others wanted the lock too.
+    contended: bool,
+    /// It was handed over, and has not been renewed since.
+    handed_over: bool,
 }
 
 impl Postgres {
     pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
-        Ok(Postgres { client: Client::new(address, patience)?, queued: false })
+        Ok(Postgres { client: Client::new(address, patience)?, place: None, held: Held::default() })
+    }
+}
+
+impl Postgres {
+    /// What whoever let go has granted us while we waited: for as long as our place was worth, and so counted from the
+    /// question that it was the answer to. If much of that has passed, we had better ask.
+    fn handed_over(&mut self, ask: &Ask) -> Option<Lease> {
+        let (Place { from, after }, ttl) = (self.place.as_ref()?, ask.ttl.min(PLACE));
+        let (from, grant) = (*from, self.client.grant()?);
+        let (token, to) = grant.split_once(' ')?;
+        let token = token.parse().ok().filter(|token| token > after)?;
+        if to.split_once(' ')? != (ask.name.as_str(), ask.who.owner.as_str()) || (from + ttl / 2).has_passed() {
+            return None;
+        }
+        self.place = None;
+        self.held = Held { ttl: Some(ask.ttl), contended: true, handed_over: true };
+        Some(Lease {
+            name: ask.name.clone(),
+            owner: ask.who.owner.clone(),
+            token: Token(i64::unsigned_abs(token)),
+            slot: None,
+            term: Term { from, ttl, slack: Duration::ZERO },
+            descriptors: Vec::new(),
+        })
     }
 }
 
@@ -85,9 +127,16 @@ fn number(token: Token) -> Result<i64> {
 #[async_trait(?Send)]
 impl Backend for Postgres {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        const SQL: &str =
-            "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room,
-            version FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)";
+        if let Some(lease) = self.handed_over(ask) {
+            return Ok(Attempt::Granted(lease));
+        }
+        let again = self.place.is_some();
+        let function = if again { "contend" } else { "acquire" };
+        let sql = format!(
+            "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room, version,
+             latest
+             FROM dlock.{function}($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)"
+        );
         let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
         let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
         let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
@@ -102,12 +151,19 @@ impl Backend for Postgres {
             (&once, Type::TEXT),
             (&who, Type::TEXT),
             (&wake, Type::TEXT),
-            (&self.queued, Type::BOOL),
+            (&again, Type::BOOL),
         ];
-        let answer = self.client.call_installed(SQL, with).await?;
+        let answer = self.client.call_installed(&sql, with).await?;
         self.client.check_version(answer.row()?.try_get(7)?)?;
         let attempt = outcome(ask, &answer)?;
-        self.queued = ask.queue && matches!(attempt, Attempt::Busy(_));
+        self.place = match attempt {
+            Attempt::Busy(_) if ask.queue => Some(Place {
+                from: answer.from,
+                after: answer.row()?.try_get::<_, Option<i64>>(8)?.unwrap_or(i64::MAX),
+            }),
+            _ => None,
+        };
+        self.held = Held { ttl: Some(ask.ttl), contended: again, handed_over: false };
         // Those far behind keep no connection between two questions, so that there is one left for others.
         let room = usize::try_from(answer.row()?.try_get::<_, i32>(6)?)?;
         if let Attempt::Busy(Busy { ahead: Some(ahead), .. }) = attempt
@@ -118,6 +174,13 @@ impl Backend for Postgres {
         Ok(attempt)
     }
 
+    fn full_term(&self, lease: &Lease) -> Term {
+        match self.held {
+            Held { ttl: Some(ttl), handed_over: true, .. } => Term { from: clock::now(), ttl, ..lease.term },
+            _ => lease.term,
+        }
+    }
+
     async fn changed(&mut self) -> Result<()> {
         self.client.news().await;
         Ok(())
@@ -125,19 +188,24 @@ impl Backend for Postgres {
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         let (name, owner) = (ask.name.as_str(), ask.who.owner.as_str());
+        self.place = None;
         self.client.call("SELECT dlock.withdraw($1, $2)", &[(&name, Type::TEXT), (&owner, Type::TEXT)]).await?;
+        // A grant may be on its way to us still, which is not ours any more.
+        self.client.disconnect();
         Ok(())
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5)";
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
-        let (ttl, wake) = (lease.term.ttl.as_secs_f64(), self.client.channel());
+        // More than a lease that was handed over has been so far.
+        let ttl = self.held.ttl.unwrap_or(lease.term.ttl);
+        let (seconds, wake) = (ttl.as_secs_f64(), self.client.channel());
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
             (&token, Type::INT8),
-            (&ttl, Type::FLOAT8),
+            (&seconds, Type::FLOAT8),
             (&wake, Type::TEXT),
         ];
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
@@ -146,7 +214,10 @@ impl Backend for Postgres {
         let (from, row) = (answer.from, answer.row()?);
         let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
         Ok(match row.try_get(0)? {
-            "held" => Renewal::Held(Term { from, ..lease.term }),
+            "held" => {
+                self.held.handed_over = false;
+                Renewal::Held(Term { from, ttl, ..lease.term })
+            }
             "revoked" => Renewal::Revoked(reason),
             "lost" => Renewal::Lost(reason),
             other => bail!("dlock.renew says {other:?}"),
@@ -154,7 +225,8 @@ impl Backend for Postgres {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, make_interval(secs => $6))";
+        let function = if self.held.contended { "leave" } else { "release" };
+        let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6))");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
         let once =
@@ -168,7 +240,7 @@ impl Backend for Postgres {
             (&once, Type::TEXT),
             (&keep, Type::FLOAT8),
         ];
-        let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Released::NotOurs) };
+        let Some(answer) = self.client.call(&sql, with).await? else { return Ok(Released::NotOurs) };
         let ours: bool = answer.row()?.try_get(0)?;
         Ok(if ours { Released::Done } else { Released::NotOurs })
     }
@@ -234,47 +306,4 @@ impl Backend for Postgres {
             other => bail!("dlock.revoke says {other:?}"),
         })
     }
-}
-
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    }
-}
-
-/// What `dlock.acquire` says.
-fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
-    let row = answer.row()?;
-    let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
-    Ok(match row.try_get(0)? {
-        "granted" => Attempt::Granted(Lease {
-            name: ask.name.clone(),
-            owner: ask.who.owner.clone(),
-            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
-            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
-            term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
-            descriptors: Vec::new(),
-        }),
-        "busy" => {
-            let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
-            let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
-            Attempt::Busy(Busy {
-                holder: holder.map(|holder| holder.to_holder()),
-                ahead: Some(ahead),
-                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end),
-            })
-        }
-        "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
-        "already ran" => Attempt::AlreadyRan,
-        other => bail!("dlock.acquire says {other:?}"),
-    })
-}
-
-/// When a waiter asks again unasked: in time to keep its place, when the first lease before it ends,
-/// and now and then in case a notification got lost.
-fn until_next_question(ttl: Duration, ahead: usize, next_end: Duration) -> Duration {
-    let behind = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    RECHECK.saturating_mul(behind).min(ttl.min(PLACE) / 3).min(next_end + Duration::from_millis(1))
 }

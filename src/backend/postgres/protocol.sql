@@ -28,13 +28,8 @@ DECLARE
     at constant timestamptz := clock_timestamp();
     place bigint;
 BEGIN
-    UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
-    WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
-      AND c.server = here AND c.expires > at
-    RETURNING c.ticket INTO place;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
+    SELECT c.ticket INTO place FROM dlock.contenders c
+    WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL;
     SELECT count(*) FILTER (WHERE c.token IS NULL), min(c.expires) - at INTO ahead, next_end
     FROM dlock.contenders c
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
@@ -43,13 +38,23 @@ BEGIN
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
       AND (c.token IS NOT NULL OR c.ticket < place)
     ORDER BY c.token IS NULL, c.ticket LIMIT 1;
+    -- Last, and only if that was all: nobody who waits for a lock's row has the row of a contender to itself.
+    IF holder IS NOT NULL THEN
+        UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
+        WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
+          AND c.server = here AND c.expires > at;
+        IF NOT FOUND THEN
+            holder := NULL;
+        END IF;
+    END IF;
 END $$;
 
--- What dlock.acquire does where somebody else may contend.
+-- What dlock.acquire does where somebody else may contend; for those who know already that it is so.
 CREATE FUNCTION dlock.contend(
     name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
-    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json
-) LANGUAGE plpgsql AS $$
+    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
+    OUT latest bigint, OUT room int, OUT version int
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     at timestamptz;
@@ -63,18 +68,22 @@ DECLARE
 BEGIN
     -- Step by step as needed: what a session does for the first time has to be planned, which takes longer than to
     -- do it, and most sessions ask once.
+    room := current_setting('max_connections')::int * 2 / 3;
+    version := dlock.version();
+    setting := dlock.durably();
     IF again AND queue AND mode = 'exclusive' AND once IS NULL THEN
         SELECT * INTO ahead, next_end, holder FROM dlock.keep_place(name, owner, wake);
         IF holder IS NOT NULL THEN
+            SELECT l.token INTO latest FROM dlock.locks l WHERE l.name = contend.name;
             setting := CASE WHEN untouched THEN set_config('synchronous_commit', 'off', true) END;
             outcome := 'busy';
             RETURN;
         END IF;
     END IF;
-    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name;
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
     IF NOT FOUND THEN
         INSERT INTO dlock.locks (name) VALUES (contend.name) ON CONFLICT DO NOTHING;
-        PERFORM dlock.enter(name);
+        UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
     END IF;
     at := clock_timestamp();
     contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name);
@@ -149,14 +158,15 @@ BEGIN
     END IF;
     IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
         INSERT INTO dlock.contenders AS c
-            (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
+            (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, pass, session)
         SELECT contend.name, contend.owner, contend.mode, contend.slots, contend.token, contend.slot,
-               at, lease, at + lease, here, contend.who, contend.wake, pg_backend_pid()
+               at, lease, at + lease, here, contend.who, contend.wake,
+               contend.mode = 'exclusive' AND contend.once IS NULL, pg_backend_pid()
         FROM (SELECT CASE outcome WHEN 'granted' THEN contend.ttl ELSE least(contend.ttl, '10 s') END) AS l (lease)
         ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
         SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
             since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
-            server = excluded.server, wake = excluded.wake, session = excluded.session;
+            server = excluded.server, wake = excluded.wake, pass = excluded.pass, session = excluded.session;
     END IF;
     IF outcome = 'granted' AND mode <> 'exclusive' THEN
         PERFORM dlock.wake_first(contend.name);
@@ -167,7 +177,8 @@ END $$;
 -- loaded unless dlock.acquire gets here.
 CREATE FUNCTION dlock.acquire_among_others(
     name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
-    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json
+    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
+    OUT latest bigint, OUT room int, OUT version int
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again)
 $$;
@@ -187,6 +198,7 @@ CREATE FUNCTION dlock.acquire(
     OUT ahead bigint,        -- waiters before us
     OUT next_end interval,   -- until the first lease before us ends
     OUT holder json,         -- one that is in the way
+    OUT latest bigint,       -- if busy, the token of the latest grant: ours is still to come
     OUT room int,            -- so many waiters may stay connected
     OUT version int          -- of this schema
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
@@ -203,15 +215,14 @@ CREATE FUNCTION dlock.acquire(
                CASE acquire.mode WHEN 'slots' THEN 0 END, t.at, acquire.ttl, t.at + acquire.ttl,
                pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid()
         FROM taken t RETURNING token, slot
-    ), answer AS (
-        SELECT 'granted' AS outcome, h.token, h.slot, NULL::bigint, NULL::interval, NULL::json FROM held h
-        UNION ALL
-        SELECT o.* FROM dlock.acquire_among_others(
-            acquire.name, acquire.owner, acquire.ttl, acquire.mode, acquire.slots, acquire.queue, acquire.once,
-            acquire.who, acquire.wake, acquire.again) o
-        WHERE NOT EXISTS (SELECT FROM held)
     )
-    SELECT a.*, current_setting('max_connections')::int * 2 / 3, dlock.version() FROM answer a
+    SELECT 'granted', h.token, h.slot, NULL::bigint, NULL::interval, NULL::json, NULL::bigint,
+           current_setting('max_connections')::int * 2 / 3, dlock.version() FROM held h
+    UNION ALL
+    SELECT o.* FROM dlock.acquire_among_others(
+        acquire.name, acquire.owner, acquire.ttl, acquire.mode, acquire.slots, acquire.queue, acquire.once,
+        acquire.who, acquire.wake, acquire.again) o
+    WHERE NOT EXISTS (SELECT FROM held)
 $$;
 
 -- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
@@ -244,33 +255,58 @@ BEGIN
 END $$;
 
 -- What dlock.release does where somebody else may contend, or something is to be kept.
+-- The first of the queue need not ask: it is granted the lock here, if it can be told so and has lately shown that it
+-- lives, for as long as its place was worth. So nobody waits longer for it, should it be dead after all. Not where a
+-- commit waits for a standby: whether that has confirmed it is told to us, not to the one who is granted the lock.
 CREATE FUNCTION dlock.leave(
     name text, owner text, token bigint, last_run json, once text, keep interval
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-    last_owner text;
-    last_token bigint;
+    here constant timestamptz := pg_postmaster_start_time();
+    untouched constant boolean := txid_current_if_assigned() IS NULL;
+    at timestamptz;
+    before dlock.locks;
+    self dlock.contenders;
+    first dlock.contenders;
+    next_token bigint;
     setting text := set_config('dlock.inside', 'on', true);
 BEGIN
-    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = leave.name
-    RETURNING l.last_owner, l.last_token INTO last_owner, last_token;
-    IF (last_owner, last_token) = (leave.owner, leave.token) THEN
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = leave.name RETURNING l.* INTO before;
+    IF (before.last_owner, before.last_token) = (leave.owner, leave.token) THEN
         RETURN true;
     END IF;
-    IF keep > '0' THEN
-        UPDATE dlock.contenders c
-        SET kept = true, wake = NULL, session = pg_backend_pid(),
-            ttl = keep, expires = clock_timestamp() + keep, server = pg_postmaster_start_time()
-        WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
-    ELSE
-        DELETE FROM dlock.contenders c
-        WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
-    END IF;
-    IF NOT FOUND THEN
+    SELECT * INTO self FROM dlock.contenders c
+    WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
+    IF self.token IS NULL THEN
         RETURN false;
     END IF;
+    at := clock_timestamp();
+    IF keep > '0' THEN
+        UPDATE dlock.contenders c
+        SET kept = true, wake = NULL, session = pg_backend_pid(), ttl = keep, expires = at + keep, server = here
+        WHERE c.name = leave.name AND c.owner = leave.owner;
+    ELSE
+        IF self.mode = 'exclusive' AND current_setting('synchronous_standby_names') = '' THEN
+            SELECT * INTO first FROM dlock.contenders c
+            WHERE c.name = leave.name AND c.token IS NULL AND (c.expires > at OR c.server <> here)
+            ORDER BY c.ticket LIMIT 1;
+        END IF;
+        IF first.pass AND first.wake IS NOT NULL AND first.server = here AND first.expires - at > first.ttl / 2 THEN
+            next_token := greatest(before.token + 1, (extract(epoch FROM at) * 1000000)::bigint);
+            UPDATE dlock.contenders c SET token = next_token, since = at
+            WHERE c.name = leave.name AND c.owner = first.owner;
+            setting := set_config('dlock.inside', 'alone', true);
+        END IF;
+        DELETE FROM dlock.contenders c WHERE c.name = leave.name AND c.owner = leave.owner;
+    END IF;
+    IF keep > '0' OR once IS NOT NULL OR next_token IS NOT NULL THEN
+        setting := dlock.durably();
+    ELSIF untouched THEN
+        setting := set_config('synchronous_commit', 'off', true);
+    END IF;
     UPDATE dlock.locks l
-    SET last_owner = leave.owner, last_token = leave.token, last_run = coalesce(leave.last_run, l.last_run)
+    SET token = coalesce(next_token, l.token), last_owner = leave.owner, last_token = leave.token,
+        last_run = coalesce(leave.last_run, l.last_run)
     WHERE l.name = leave.name;
     IF once IS NOT NULL THEN
         INSERT INTO dlock.successes VALUES (leave.name, leave.once, leave.token) ON CONFLICT DO NOTHING;
@@ -286,7 +322,7 @@ $$;
 
 -- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already. Nobody need
 -- wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs out, and the
--- next grant, whose commit comes behind it, does wait.
+-- next grant, whose commit comes behind it or is the same, does wait.
 -- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,

@@ -1,8 +1,8 @@
 //! One connection, its notifications, and what the server's errors mean to us.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -30,26 +30,13 @@ pub struct Session {
     driver: AbortHandle,
 }
 
-/// What tells servers apart that can both be written to.
-struct Identity {
-    /// One server may go by two names, or stand behind two poolers.
-    started: String,
-    cluster: i64,
-    timeline: i64,
-}
-
-impl Identity {
-    /// Whether it was the other's standby once, and has been promoted: what the other still takes for its own is past.
-    fn succeeds(&self, other: &Identity) -> bool {
-        self.cluster == other.cluster && self.timeline > other.timeline
-    }
-}
-
 /// What the server says without being asked.
 #[derive(Default)]
 struct Heard {
     /// A notification, or the end of the connection.
     news: Notify,
+    /// What a notification said last that said anything: what we were granted.
+    grant: Mutex<Option<String>>,
     /// Commits that did not wait for the standby they should have waited for.
     unconfirmed: AtomicUsize,
 }
@@ -80,23 +67,22 @@ impl Session {
                 }
             };
             patient_until.get_or_insert_with(|| clock::now() + ANOTHER);
-            let Some((before, other)) = first.take() else {
-                first = Some((place, session));
-                continue;
-            };
-            first = match tokio::try_join!(other.server(), session.server()) {
-                Ok((one, another)) if one.started == another.started && before > place => Some((place, session)),
-                Ok((one, another)) if one.started == another.started || one.succeeds(&another) => Some((before, other)),
-                Ok((one, another)) if another.succeeds(&one) => Some((place, session)),
-                _ => {
-                    let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
-                    return Err(Fault::Unreachable.because(format_args!(
-                        "two servers can be written to: {}; a lock on one is none on the other, so name only those of \
-                         one cluster",
-                        labels.join(" and ")
-                    )));
-                }
-            };
+            first = Some(match first {
+                None => (place, session),
+                Some((before, other)) => match choice(&other.identity().await?, &session.identity().await?) {
+                    Choice::Either if before < place => (before, other),
+                    Choice::Either | Choice::Second => (place, session),
+                    Choice::First => (before, other),
+                    Choice::Neither => {
+                        let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
+                        return Err(Fault::Unreachable.because(format_args!(
+                            "two servers can be written to: {}; a lock on one is none on the other, so name only those \
+                             of one cluster",
+                            labels.join(" and ")
+                        )));
+                    }
+                },
+            });
         }
         let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
         first.map(|(_, session)| session).ok_or_else(failed)
@@ -110,9 +96,10 @@ impl Session {
         Ok(Session { client, heard, listening: false, driver })
     }
 
-    async fn server(&self) -> Result<Identity> {
-        const SQL: &str = "SELECT pg_postmaster_start_time()::text, (pg_control_system()).system_identifier,
-            ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint";
+    async fn identity(&self) -> Result<Identity> {
+        const SQL: &str =
+            "SELECT pg_postmaster_start_time()::text, (SELECT system_identifier FROM pg_control_system()),
+            ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int";
         let rows = self.query(SQL, &[]).await.map_err(explain)?;
         let row = rows.first().context("the server does not say who it is")?;
         Ok(Identity { started: row.try_get(0)?, cluster: row.try_get(1)?, timeline: row.try_get(2)? })
@@ -152,6 +139,11 @@ impl Session {
         self.heard.news.notified().await;
     }
 
+    /// What the latest notification of a grant says.
+    pub fn grant(&self) -> Option<String> {
+        self.heard.grant.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// How many commits the server made without the standby that should have confirmed them.
     pub fn unconfirmed(&self) -> usize {
         self.heard.unconfirmed.load(Ordering::Relaxed)
@@ -162,6 +154,37 @@ impl Drop for Session {
     /// Left alone, the driver would keep the connection until an answer came that may never come.
     fn drop(&mut self) {
         self.driver.abort();
+    }
+}
+
+/// Which server it is that can be written to.
+struct Identity {
+    started: String,
+    /// The same for a primary and its standbys.
+    cluster: i64,
+    /// One more after every promotion.
+    timeline: i32,
+}
+
+enum Choice {
+    /// They are one: it may go by two names, or stand behind two poolers.
+    Either,
+    First,
+    Second,
+    Neither,
+}
+
+/// Of two that can be written to. A primary that has not noticed yet that a standby was promoted is the past, and all
+/// who see both see that.
+fn choice(first: &Identity, second: &Identity) -> Choice {
+    if first.cluster != second.cluster {
+        return Choice::Neither;
+    }
+    match first.timeline.cmp(&second.timeline) {
+        std::cmp::Ordering::Less => Choice::Second,
+        std::cmp::Ordering::Greater => Choice::First,
+        std::cmp::Ordering::Equal if first.started == second.started => Choice::Either,
+        std::cmp::Ordering::Equal => Choice::Neither,
     }
 }
 
@@ -176,7 +199,12 @@ async fn next<T: 'static>(attempts: &mut JoinSet<T>, until: Option<Instant>) -> 
 async fn listen(mut connection: Connection<Socket, tls::Stream>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = poll_fn(|task| connection.poll_message(task)).await {
         match message {
-            AsyncMessage::Notification(_) => heard.news.notify_one(),
+            AsyncMessage::Notification(news) => {
+                if !news.payload().is_empty() {
+                    *heard.grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(news.payload().to_owned());
+                }
+                heard.news.notify_one();
+            }
             // Its text is translated, and its code is that of any warning.
             AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => {
                 heard.unconfirmed.fetch_add(1, Ordering::Relaxed);

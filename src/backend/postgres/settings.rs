@@ -1,7 +1,6 @@
 //! From a backend URL, libpq's environment and its password file to what a connection needs to know.
 
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
+use super::passfile;
 use super::tls::{Check, Connector, Files};
 use crate::backend::Address;
 use crate::backend::Host;
@@ -16,6 +16,7 @@ use crate::exit::Fault;
 
 pub const PARAMETERS: &[&str] = &[
     "host",
+    "hostaddr",
     "port",
     "user",
     "dbname",
@@ -29,6 +30,13 @@ pub const PARAMETERS: &[&str] = &[
     "connect_timeout",
     "target_session_attrs",
     "channel_binding",
+    "gssencmode",
+    "client_encoding",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
     "listen",
 ];
 
@@ -55,7 +63,9 @@ impl Settings {
 
     fn read(address: &Address) -> Result<Settings> {
         let hosts = hosts(address)?;
-        let servers = hosts.iter().map(|host| server(address, host, hosts.len() > 1)).collect::<Result<_>>()?;
+        let addresses = addresses(address, hosts.len())?;
+        let server = |(number, host)| server(address, host, addresses.get(number).copied(), hosts.len() > 1);
+        let servers = hosts.iter().enumerate().map(server).collect::<Result<_>>()?;
         let listen = match address.param("listen") {
             None | Some("on") => true,
             Some("off") => false,
@@ -66,6 +76,14 @@ impl Settings {
             Some("require") => bail!("channel_binding=require is not supported; sslmode=verify-full protects as well"),
             Some(other) => bail!("channel_binding is disable or prefer, not {other:?}"),
         }
+        match address.param("gssencmode") {
+            None | Some("disable" | "prefer") => {}
+            Some(other) => {
+                bail!("gssencmode is disable or prefer, not {other:?}; sslmode=verify-full encrypts as well")
+            }
+        }
+        // What is not ASCII goes to the server in JSON, so that any will do; ours is UTF8.
+        ensure!(address.param("client_encoding") != Some(""), "client_encoding names no encoding");
         Ok(Settings { servers, schema: schema(address.param("prefix").unwrap_or("dlock"))?, listen })
     }
 }
@@ -109,7 +127,44 @@ fn hosts(address: &Address) -> Result<Vec<Host>> {
     Ok(hosts)
 }
 
-fn server(address: &Address, host: &Host, one_of_many: bool) -> Result<Server> {
+/// Where the hosts are, if their names are not to be looked up.
+fn addresses(address: &Address, hosts: usize) -> Result<Vec<IpAddr>> {
+    let Some(given) = value(address, "hostaddr", "PGHOSTADDR") else { return Ok(Vec::new()) };
+    let parse = |ip: &str| ip.parse().with_context(|| format!("hostaddr={ip:?} is not an address"));
+    let given = given.split(',').map(parse).collect::<Result<Vec<_>>>()?;
+    ensure!(given.len() == hosts, "there are {} addresses in hostaddr for {hosts} hosts", given.len());
+    Ok(given)
+}
+
+/// A parameter that is a whole number.
+fn count(address: &Address, key: &str) -> Result<Option<u32>> {
+    let parse = |text: &str| text.parse().with_context(|| format!("{key}={text:?} is not a whole number"));
+    address.param(key).map(parse).transpose()
+}
+
+/// How the kernel finds out that the other side is gone; as in libpq, zero is the kernel's own idea of it.
+fn keepalives(address: &Address, config: &mut Config) -> Result<()> {
+    let seconds =
+        |key| Ok::<_, anyhow::Error>(count(address, key)?.filter(|&n| n > 0).map(|n| Duration::from_secs(n.into())));
+    if let Some(on) = count(address, "keepalives")? {
+        config.keepalives(on != 0);
+    }
+    if let Some(idle) = seconds("keepalives_idle")? {
+        config.keepalives_idle(idle);
+    }
+    if let Some(interval) = seconds("keepalives_interval")? {
+        config.keepalives_interval(interval);
+    }
+    if let Some(retries) = count(address, "keepalives_count")?.filter(|&n| n > 0) {
+        config.keepalives_retries(retries);
+    }
+    if let Some(millis) = count(address, "tcp_user_timeout")?.filter(|&n| n > 0) {
+        config.tcp_user_timeout(Duration::from_millis(millis.into()));
+    }
+    Ok(())
+}
+
+fn server(address: &Address, host: &Host, at: Option<IpAddr>, one_of_many: bool) -> Result<Server> {
     let port = host.port.unwrap_or(5432);
     let user = address.username().map(str::to_owned).or_else(|| value(address, "user", "PGUSER"));
     let user = user.or_else(os_user).context("which role to log in as? Name one: postgres://ROLE@…")?;
@@ -118,6 +173,10 @@ fn server(address: &Address, host: &Host, one_of_many: bool) -> Result<Server> {
 
     let mut config = Config::new();
     config.host(&host.name).port(port).user(&user).dbname(&database);
+    if let Some(at) = at {
+        config.hostaddr(at);
+    }
+    keepalives(address, &mut config)?;
     config.application_name(address.param("application_name").unwrap_or("dlock"));
     if let Some(options) = value(address, "options", "PGOPTIONS") {
         config.options(options);
@@ -136,7 +195,9 @@ fn server(address: &Address, host: &Host, one_of_many: bool) -> Result<Server> {
     }
     if let Some(password) = address.password()?.or_else(|| std::env::var("PGPASSWORD").ok()) {
         config.password(password);
-    } else if let Some(password) = from_passfile(address, &host.name, port, &database, &user)? {
+    } else if let Some(file) = value(address, "passfile", "PGPASSFILE").map(PathBuf::from).or_else(usual_passfile)
+        && let Some(password) = passfile::password(&file, &host.name, port, [&database, &user])?
+    {
         config.password(password);
     }
     let tls = tls(address, &host.name, &mut config)?;
@@ -188,31 +249,8 @@ fn home() -> Option<PathBuf> {
     std::env::var_os("HOME").map(PathBuf::from)
 }
 
-fn from_passfile(address: &Address, host: &str, port: u16, database: &str, user: &str) -> Result<Option<String>> {
-    let file = value(address, "passfile", "PGPASSFILE").map(PathBuf::from);
-    let Some(file) = file.or_else(|| home().map(|home| home.join(".pgpass"))).filter(|file| file.exists()) else {
-        return Ok(None);
-    };
-    let mode = file.metadata().with_context(|| format!("cannot look at {}", file.display()))?.permissions().mode();
-    ensure!(mode & 0o077 == 0, "{} can be read by others: chmod 600 it", file.display());
-    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-    let host = if host.starts_with('/') { "localhost" } else { host };
-    Ok(text.lines().find_map(|line| password_in(line, [host, &port.to_string(), database, user])))
-}
-
-/// The password of a line `host:port:database:user:password` if it is about us; `*` fits all, `\` escapes.
-fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {
-    let mut fields = vec![String::new()];
-    let mut chars = line.chars();
-    while let Some(c) = chars.next() {
-        match c {
-            ':' if fields.len() < 5 => fields.push(String::new()),
-            '\\' => fields.last_mut()?.extend(chars.next()),
-            _ => fields.last_mut()?.push(c),
-        }
-    }
-    let password = fields.pop().filter(|_| fields.len() == 4 && !line.starts_with('#'))?;
-    fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted).then_some(password)
+fn usual_passfile() -> Option<PathBuf> {
+    home().map(|home| home.join(".pgpass"))
 }
 
 #[cfg(test)]
@@ -221,16 +259,6 @@ mod tests {
 
     fn settings(url: &str) -> Result<Settings> {
         Settings::of(&Address::parse(url).unwrap())
-    }
-
-    #[test]
-    fn a_password_file_is_read_as_libpq_does() {
-        let wanted = ["db", "5432", "jobs", "me"];
-        assert_eq!(password_in("db:5432:jobs:me:s\\:e\\\\c:ret", wanted).as_deref(), Some("s:e\\c:ret"));
-        assert_eq!(password_in("*:*:*:me:secret", wanted).as_deref(), Some("secret"));
-        assert_eq!(password_in("other:*:*:me:secret", wanted), None);
-        assert_eq!(password_in("#b:5432:jobs:me:secret", ["#b", "5432", "jobs", "me"]), None);
-        assert_eq!(password_in("db:5432:jobs:me", wanted), None);
     }
 
     #[test]
@@ -249,6 +277,17 @@ mod tests {
         assert_eq!(labels, ["a:6/jobs", "b:7/jobs"]);
         assert_eq!(settings.schema, "other");
         assert_eq!(settings.servers[0].config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+    }
+
+    #[test]
+    fn takes_what_libpq_takes() {
+        let libpq = "hostaddr=127.0.0.1&gssencmode=disable&client_encoding=UTF8&keepalives=1&keepalives_idle=30\
+                     &keepalives_interval=5&keepalives_count=3&tcp_user_timeout=9000";
+        let settings = settings(&format!("postgres://me@db.example/jobs?{libpq}")).unwrap();
+        let config = &settings.servers[0].config;
+        assert_eq!(config.get_hostaddrs(), [IpAddr::from([127, 0, 0, 1])]);
+        assert_eq!(config.get_keepalives_idle(), Duration::from_secs(30));
+        assert_eq!(config.get_tcp_user_timeout(), Some(&Duration::from_secs(9)));
     }
 
     #[test]

@@ -39,6 +39,7 @@ CREATE TABLE dlock.contenders (
     kept    boolean NOT NULL DEFAULT false,      -- let go already, but kept from others until `expires`
     who     json CHECK (octet_length(who::text) < 100000),
     wake    text CHECK (octet_length(wake) BETWEEN 1 AND 63), -- channel to notify of others' changes to this row
+    pass    boolean NOT NULL DEFAULT false,      -- whoever lets go may grant it the lock
     session int,                                 -- the server process that last spoke for this contender
     PRIMARY KEY (name, owner)
 ) WITH (fillfactor = 50);
@@ -82,14 +83,16 @@ CREATE FUNCTION dlock.wake_first(name text) RETURNS void LANGUAGE sql AS $$
     ) first WHERE first.wake IS NOT NULL AND first.session <> pg_backend_pid()
 $$;
 
--- Whoever changes somebody else's row wakes its owner; whoever leaves others behind wakes the queue.
+-- Whoever changes somebody else's row wakes its owner, and says so if that grants it the lock: token, name, owner. Whoever
+-- leaves others behind wakes the queue.
 CREATE FUNCTION dlock.contender_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
         PERFORM dlock.wake_first(OLD.name);
     END IF;
     IF OLD.wake IS NOT NULL AND OLD.session <> pg_backend_pid() THEN
-        PERFORM pg_notify(OLD.wake, '');
+        PERFORM pg_notify(OLD.wake, CASE
+            WHEN TG_OP = 'UPDATE' AND OLD.token IS NULL THEN concat_ws(' ', NEW.token, NEW.name, NEW.owner) END);
     END IF;
     RETURN NULL;
 END $$;

@@ -12,11 +12,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Socket;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
 };
@@ -36,19 +37,23 @@ pub struct Files<'a> {
     pub certificate: Option<(&'a Path, &'a Path)>,
 }
 
+/// Without anything to check by or to show, it is made when a server wants TLS: most on this machine do not.
 #[derive(Clone)]
-pub struct Connector(Arc<ClientConfig>);
+pub struct Connector(Option<Arc<ClientConfig>>);
 
 impl Connector {
     pub fn new(check: Check, files: &Files) -> Result<Connector> {
+        let wanted = check != Check::Nothing || files.certificate.is_some();
+        Ok(Connector(wanted.then(|| Connector::config(check, files)).transpose()?))
+    }
+
+    fn config(check: Check, files: &Files) -> Result<Arc<ClientConfig>> {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let checker: Arc<dyn ServerCertVerifier> = match check {
-            Check::Nothing => Arc::new(Lenient { provider: provider.clone(), signer: None }),
-            Check::Signer => {
-                Arc::new(Lenient { signer: Some(verifier(files.roots, &provider)?), provider: provider.clone() })
-            }
-            Check::SignerAndName => verifier(files.roots, &provider)?,
+        let roots = match check {
+            Check::Nothing => None,
+            Check::Signer | Check::SignerAndName => Some(Roots::of(files.roots, &provider)?),
         };
+        let checker = Arc::new(Checker { provider: provider.clone(), roots, by_name: check == Check::SignerAndName });
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
@@ -62,25 +67,38 @@ impl Connector {
             }
             None => config.with_no_client_auth(),
         };
-        Ok(Connector(Arc::new(config)))
+        Ok(Arc::new(config))
     }
 }
 
-fn verifier(roots: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Arc<WebPkiServerVerifier>> {
-    let mut store = RootCertStore::empty();
-    match roots {
-        Some(file) => {
-            for root in certificates(file)? {
-                store.add(root).with_context(|| format!("a certificate in {} is of no use", file.display()))?;
+/// What the server's certificate is checked by.
+#[derive(Debug)]
+struct Roots {
+    verifier: Arc<WebPkiServerVerifier>,
+    /// Those that were named, not the system's.
+    named: Vec<CertificateDer<'static>>,
+}
+
+impl Roots {
+    fn of(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Roots> {
+        let mut store = RootCertStore::empty();
+        let named = file.map(certificates).transpose()?.unwrap_or_default();
+        match file {
+            Some(file) => {
+                for root in &named {
+                    let added = store.add(root.clone());
+                    added.with_context(|| format!("a certificate in {} is of no use", file.display()))?;
+                }
+            }
+            None => {
+                store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
-        None => {
-            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
+        let verifier = WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone())
+            .build()
+            .context("there is no root certificate to check the server's by: name one with sslrootcert")?;
+        Ok(Roots { verifier, named })
     }
-    WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone())
-        .build()
-        .context("there is no root certificate to check the server's by: name one with sslrootcert")
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
@@ -89,14 +107,15 @@ fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
         .with_context(|| format!("cannot read certificates from {}", file.display()))
 }
 
-/// `verify-ca` if it has a signer to check by, else plain `require`.
+/// Without roots plain `require`, by name `verify-full`, else `verify-ca`.
 #[derive(Debug)]
-struct Lenient {
+struct Checker {
     provider: Arc<CryptoProvider>,
-    signer: Option<Arc<WebPkiServerVerifier>>,
+    roots: Option<Roots>,
+    by_name: bool,
 }
 
-impl ServerCertVerifier for Lenient {
+impl ServerCertVerifier for Checker {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -105,12 +124,19 @@ impl ServerCertVerifier for Lenient {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let Some(signer) = &self.signer else { return Ok(ServerCertVerified::assertion()) };
-        // The name is what webpki looks at last, so a wrong name says that all the rest is right.
-        match signer.verify_server_cert(certificate, chain, name, ocsp, now) {
+        let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
+        match roots.verifier.verify_server_cert(certificate, chain, name, ocsp, now) {
+            // The name is what webpki looks at last, so a wrong name says that all the rest is right.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) => Ok(ServerCertVerified::assertion()),
+            )) if !self.by_name => Ok(ServerCertVerified::assertion()),
+            // And the dates are what it looks at before it finds that a server does not show a root of its own.
+            Err(error) if is_own_root(&error) && roots.named.iter().any(|root| root == certificate) => {
+                if self.by_name {
+                    verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
+                }
+                Ok(ServerCertVerified::assertion())
+            }
             other => other,
         }
     }
@@ -140,6 +166,12 @@ impl ServerCertVerifier for Lenient {
     }
 }
 
+/// Whether the server has shown a root certificate instead of one that a root has signed; only the text says so.
+fn is_own_root(error: &TlsError) -> bool {
+    let TlsError::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+    other.0.to_string() == "CaUsedAsEndEntity"
+}
+
 impl MakeTlsConnect<Socket> for Connector {
     type Stream = Stream;
     type TlsConnect = Handshake;
@@ -153,7 +185,7 @@ impl MakeTlsConnect<Socket> for Connector {
 }
 
 pub struct Handshake {
-    config: Arc<ClientConfig>,
+    config: Option<Arc<ClientConfig>>,
     host: ServerName<'static>,
 }
 
@@ -163,7 +195,11 @@ impl TlsConnect<Socket> for Handshake {
     type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
 
     fn connect(self, socket: Socket) -> Self::Future {
-        Box::pin(async move { Ok(Stream(Box::new(TlsConnector::from(self.config).connect(self.host, socket).await?))) })
+        Box::pin(async move {
+            let plain = || Connector::config(Check::Nothing, &Files { roots: None, certificate: None });
+            let config = self.config.map_or_else(plain, Ok).map_err(io::Error::other)?;
+            Ok(Stream(Box::new(TlsConnector::from(config).connect(self.host, socket).await?)))
+        })
     }
 }
 

@@ -132,6 +132,12 @@ fn wrong_values(kind: &str, parameter: &str) -> &'static [&'static str] {
         (_, "connect_timeout") => &["", "x", "-1", "1.5"],
         (_, "target_session_attrs") => &["", "x", "standby"],
         (_, "channel_binding") => &["", "x", "require"],
+        (_, "gssencmode") => &["", "x", "require"],
+        (_, "client_encoding") => &[""],
+        (_, "hostaddr") => &["x", "127.0.0.1,127.0.0.1"],
+        (_, "keepalives" | "keepalives_idle" | "keepalives_interval" | "keepalives_count" | "tcp_user_timeout") => {
+            &["", "x", "-1", "1.5"]
+        }
         (_, "listen") => &["", "x"],
         (_, "username" | "password" | "host" | "user" | "dbname" | "passfile" | "application_name" | "options") => &[],
         (kind, other) => panic!("no row says what is nonsense for {other} of {kind}"),

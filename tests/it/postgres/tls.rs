@@ -96,6 +96,23 @@ fn sslmode_says_how_much_of_the_certificate_is_checked() {
 }
 
 #[test]
+fn a_certificate_that_the_server_has_signed_itself_is_its_own_root() {
+    let tls = Tls::new();
+    let make = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+                -addext subjectAltName=DNS:localhost -keyout server.key -out server.crt";
+    openssl(&tls.dir, make);
+    ["server.key", "server.crt"].iter().for_each(|file| tls.server.own(&tls.dir.join(file)));
+    tls.server.sql("SELECT pg_reload_conf()");
+    let run = |host, parameters| tls.run("postgres", host, parameters);
+    crate::support::until("the server to show it", || {
+        run("localhost", "sslmode=verify-full&sslrootcert=DIR/server.crt").code == Some(0)
+    });
+    run("127.0.0.1", "sslmode=verify-ca&sslrootcert=DIR/server.crt").expect(0).silently();
+    run("127.0.0.1", "sslmode=verify-full&sslrootcert=DIR/server.crt").expect(77).saying("certificate");
+    run("localhost", "sslmode=verify-full&sslrootcert=DIR/ca.crt").expect(77).saying("certificate");
+}
+
+#[test]
 fn a_client_certificate_lets_its_role_in() {
     let tls = Tls::new();
     let mine = "sslmode=verify-full&sslrootcert=DIR/ca.crt&sslcert=DIR/client.crt&sslkey=DIR/client.key";

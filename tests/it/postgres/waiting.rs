@@ -1,9 +1,11 @@
 //! The queue under conditions of its own: no notifications, no connections, other isolation levels.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use super::{await_waiters, holding, on, used};
-use crate::support::{Bed, Log, Pooler, Postgres, unique};
+use crate::support::{Bed, Log, Pooler, Postgres, Proxy, unique, until};
 
 fn contend(url: &str, name: &str, contenders: usize) {
     let log = Log::new();
@@ -59,18 +61,107 @@ fn a_dead_waiter_does_not_hold_up_the_queue() {
     log.assert_no_overlap();
 }
 
+/// Takes the lock as an SQL client does; releases it, and says what the first waiter was granted in the same step.
+fn held_by_sql(server: &Postgres, name: &str) -> impl Fn() -> String {
+    used(server);
+    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
+    let release = format!("SELECT dlock.release('{name}', 'psql-1', {token})");
+    let granted = format!("SELECT token FROM dlock.contenders WHERE name = '{name}' ORDER BY ticket LIMIT 1");
+    move || server.sql(&format!("BEGIN; {release}; {granted}; COMMIT")).strip_prefix("t\n").unwrap_or("none").to_owned()
+}
+
 #[test]
-fn more_waiters_than_connections_all_get_their_turn() {
-    const WAITERS: usize = 80;
-    let server = Postgres::with(&["max_connections=75"]);
+fn whoever_lets_go_grants_the_lock_to_the_first_that_waits() {
+    let (server, name, log) = (Postgres::shared(), unique("pass"), Log::new());
+    let release = held_by_sql(server, &name);
+    let first = server.dlock().run(&name).args(log.witness(&["for=10"])).spawn();
+    await_waiters(server, &name, 1);
+    let second = server.dlock().run(&name).args(log.witness(&["for=10"])).spawn();
+    await_waiters(server, &name, 2);
+    let granted = release();
+    first.ended().expect(0).silently();
+    second.ended().expect(0).silently();
+    let tokens: Vec<_> = log.runs().iter().map(|run| run.token.to_string()).collect();
+    assert_eq!((tokens.len(), &tokens[0]), (2, &granted));
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_dead_waiter_that_is_granted_the_lock_has_it_no_longer_than_its_place() {
+    let (server, name, log) = (Postgres::shared(), unique("dead-pass"), Log::new());
+    let release = held_by_sql(server, &name);
+    let dead = server.dlock().run(&name).args(["--ttl", "2s"]).sh("echo no").spawn();
+    await_waiters(server, &name, 1);
+    let next = server.dlock().run(&name).args(log.witness(&["for=10"])).spawn();
+    await_waiters(server, &name, 2);
+    dead.signal(Signal::SIGKILL);
+    let released = std::time::Instant::now();
+    assert_ne!(release(), "none");
+    next.ended().expect(0);
+    assert!(released.elapsed() < Duration::from_secs(5), "{:?}", released.elapsed());
+    assert_eq!(log.runs().len(), 1);
+}
+
+#[test]
+fn a_waiter_that_slept_through_its_grant_asks_before_it_believes_in_it() {
+    let (server, name, log) = (Postgres::shared(), unique("slept"), Log::new());
+    let release = held_by_sql(server, &name);
+    let waiter = server.dlock().run(&name).args(["--ttl", "1s"]).args(log.witness(&["for=10"])).spawn();
+    await_waiters(server, &name, 1);
+    waiter.signal(Signal::SIGSTOP);
+    let granted: u64 = release().parse().unwrap();
+    let mut next = String::new();
+    until("its grant to be over", || {
+        next = server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', 'psql-2')"));
+        next.starts_with("granted|")
+    });
+    let next: u64 = next["granted|".len()..].parse().unwrap();
+    assert!(next > granted);
+    waiter.signal(Signal::SIGCONT);
+    await_waiters(server, &name, 1);
+    assert_eq!(log.runs().len(), 0);
+    server.sql(&format!("SELECT dlock.release('{name}', 'psql-2', {next})"));
+    waiter.ended().expect(0);
+    assert!(log.runs()[0].token > next);
+}
+
+#[test]
+fn a_grant_whose_answer_is_lost_comes_back_with_the_same_token() {
+    for parameters in ["", "?listen=off"] {
+        let (server, name, log) = (Postgres::shared(), unique("lost-answer"), Log::new());
+        let release = held_by_sql(server, &name);
+        let proxy = Proxy::to(server.port());
+        let url = format!("postgres://postgres@127.0.0.1:{}/postgres{parameters}", proxy.port());
+        let waiter = on(&url).run(&name).args(log.witness(&["for=10"])).spawn();
+        await_waiters(server, &name, 1);
+        proxy.swallow_answers();
+        release();
+        let mut granted = String::new();
+        until("the waiter to be granted the lock", || {
+            granted = server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}'"));
+            !granted.is_empty()
+        });
+        proxy.cut();
+        proxy.heal();
+        waiter.ended().expect(0);
+        assert_eq!(log.runs()[0].token.to_string(), granted, "{parameters}");
+    }
+}
+
+#[test]
+fn more_waiters_than_a_default_server_has_connections_all_get_their_turn() {
+    const WAITERS: usize = 200;
+    let server = Postgres::with(&[]);
     used(&server);
     let (name, log) = (unique("crowd"), Log::new());
     let holder = holding(&server.url(), &name, &["--ttl", "10s"], &log);
-    let start = |_| server.dlock().run(&name).args(["--connect-timeout", "30s"]).sh("exit 0").spawn();
+    let start = |_| server.dlock().run(&name).args(["--connect-timeout", "60s"]).sh("exit 0").spawn();
     let waiters: Vec<_> = (0..WAITERS).map(start).collect();
     await_waiters(&server, &name, WAITERS);
     holder.signal(Signal::SIGKILL);
+    let begun = std::time::Instant::now();
     for waiter in waiters {
-        waiter.ended().expect(0).silently();
+        waiter.ended().expect(0);
     }
+    assert!(begun.elapsed() < Duration::from_secs(90), "{:?}", begun.elapsed());
 }
