@@ -6,8 +6,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio_postgres::Row;
 
+use super::explain::{explain, is_crowded, is_missing, is_worth_repeating};
 use super::schema;
-use super::session::{Parameters, Session, explain, is_crowded, is_missing, is_worth_repeating};
+use super::session::{Parameters, Session};
 use super::settings::Settings;
 use crate::backend::{Address, Patience};
 use crate::clock::{self, Instant};

@@ -15,6 +15,7 @@
 mod answer;
 mod client;
 mod examine;
+mod explain;
 mod passfile;
 mod schema;
 mod session;

@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use tokio_postgres::error::SqlState;
 
-use super::session::{Session, explain};
+use super::explain::explain;
+use super::session::Session;
 use crate::exit::Fault;
 
 /// What dlock.version() says.

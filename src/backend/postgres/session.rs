@@ -1,4 +1,4 @@
-//! One connection, its notifications, and what the server's errors mean to us.
+//! One connection and its notifications.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket};
 
+use super::explain::{explain, explain_login};
 use super::settings::Server;
 use super::tls;
 use crate::clock::{self, Instant};
@@ -213,109 +213,4 @@ async fn listen(mut connection: Connection<Socket, tls::Stream>, heard: Arc<Hear
         }
     }
     heard.news.notify_one();
-}
-
-/// Whether nothing was done and the same again may go well: what a default isolation level above READ
-/// COMMITTED does to contenders that meet.
-pub fn is_worth_repeating(error: &Error) -> bool {
-    matches!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED))
-}
-
-/// Whether the schema `dlock` is not there, or not all of it.
-pub fn is_missing(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref::<Error>().and_then(Error::code);
-    matches!(
-        code,
-        Some(
-            &SqlState::INVALID_SCHEMA_NAME
-                | &SqlState::UNDEFINED_FUNCTION
-                | &SqlState::UNDEFINED_TABLE
-                | &SqlState::UNDEFINED_COLUMN
-        )
-    )
-}
-
-/// Whether the server has no connection left for us.
-pub fn is_crowded(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)
-}
-
-/// What keeps us from getting in.
-fn explain_login(error: Error) -> anyhow::Error {
-    let Some(refusal) = error.as_db_error() else { return explain(error) };
-    // Poolers have no code for it.
-    let says = |words| refusal.message().contains(words);
-    let (fault, words) = match *refusal.code() {
-        SqlState::INSUFFICIENT_PRIVILEGE => (Fault::Refused, "an administrator can: GRANT CONNECT ON DATABASE … TO …"),
-        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE => {
-            (Fault::Unreachable, "an administrator can: ALTER DATABASE … ALLOW_CONNECTIONS true")
-        }
-        SqlState::TOO_MANY_CONNECTIONS => (
-            Fault::Unreachable,
-            match refusal.routine() {
-                Some("InitializeSessionUserId") => "the role has no connection left: raise its CONNECTION LIMIT",
-                Some("CheckMyDatabase") => "the database has no connection left: raise its CONNECTION LIMIT",
-                _ => "the server has no connection left: raise max_connections, or use a pooler",
-            },
-        ),
-        SqlState::PROTOCOL_VIOLATION if says("no such database") => {
-            (Fault::Config, "name a database in the URL that the pooler knows")
-        }
-        SqlState::PROTOCOL_VIOLATION if says("unsupported startup parameter") => {
-            (Fault::Config, "leave it out of the URL and PGOPTIONS, or let the pooler ignore_startup_parameters")
-        }
-        _ => return explain(error),
-    };
-    anyhow::Error::new(error).context(words).context(fault)
-}
-
-/// Gives an error the exit code and the words it deserves.
-pub fn explain(error: Error) -> anyhow::Error {
-    let Some(code) = error.code() else { return explain_client(error) };
-    let (fault, words) = match *code {
-        SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
-            (Fault::Refused, "check the role, its password and pg_hba.conf")
-        }
-        SqlState::INSUFFICIENT_PRIVILEGE => (
-            Fault::Refused,
-            "the role needs USAGE on dlock's schema, and SELECT, INSERT, UPDATE, DELETE on all tables in it",
-        ),
-        SqlState::INVALID_CATALOG_NAME => (Fault::Config, "name an existing database in the URL"),
-        SqlState::READ_ONLY_SQL_TRANSACTION => (Fault::Unreachable, READ_ONLY),
-        SqlState::LOCK_NOT_AVAILABLE => {
-            (Fault::Unreachable, "a transaction that has not ended yet keeps the lock's row to itself")
-        }
-        SqlState::UNDEFINED_FUNCTION | SqlState::INVALID_SCHEMA_NAME => {
-            (Fault::Config, "dlock's schema is not there, or is another version's")
-        }
-        // Nothing but the schema's name differs from what we were tested with.
-        SqlState::SYNTAX_ERROR | SqlState::RESERVED_NAME => {
-            (Fault::Config, "the server keeps this name to itself: give the schema another with ?prefix=")
-        }
-        // Starting, stopping, out of memory or disk, cancelled: it may well be better the next time.
-        ref other if ["08", "53", "57"].iter().any(|class| other.code().starts_with(class)) => {
-            return anyhow::Error::new(error).context(Fault::Unreachable);
-        }
-        _ => return error.into(),
-    };
-    anyhow::Error::new(error).context(words).context(fault)
-}
-
-const READ_ONLY: &str = "the server is read-only, as a standby is: name the primary, or all servers of the cluster";
-
-/// The client library tells its own errors apart only by their text.
-fn explain_client(error: Error) -> anyhow::Error {
-    let kind = std::error::Error::source(&error).and_then(|source| source.downcast_ref()).map(std::io::Error::kind);
-    let cut_off = kind.is_some_and(|kind| kind != std::io::ErrorKind::InvalidData);
-    let fault = match error.to_string().as_str() {
-        "error performing TLS handshake" if !cut_off => Fault::Refused,
-        // A password is wanted and there is none, or the server wants to see something else altogether.
-        "invalid configuration" | "authentication error" => Fault::Refused,
-        // What `target_session_attrs=read-write` finds on a standby.
-        "error connecting to server" if kind == Some(std::io::ErrorKind::PermissionDenied) => {
-            return anyhow::Error::new(error).context(READ_ONLY).context(Fault::Unreachable);
-        }
-        _ => Fault::Unreachable,
-    };
-    anyhow::Error::new(error).context(fault)
 }
