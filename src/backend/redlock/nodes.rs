@@ -113,8 +113,7 @@ impl Nodes {
                 }
             })
             .collect();
-        let mut replies: Vec<Reply> =
-            (0..count).map(|_| Err(Fault::Unreachable.because("slower than the others"))).collect();
+        let mut replies: Vec<Option<Reply>> = (0..count).map(|_| None).collect();
         let (mut answers, mut patience) = (0, None);
         loop {
             let next = match patience {
@@ -126,13 +125,14 @@ impl Nodes {
             };
             let Some((n, reply)) = next else { break };
             answers += usize::from(reply.is_ok());
-            replies[n] = reply;
+            replies[n] = Some(reply);
             if answers == quorum {
                 patience = Some(clock::now() + start.elapsed().max(GRACE));
             }
         }
         drop(asked);
-        replies
+        let silent = || Err(Fault::Unreachable.because("slower than the others"));
+        replies.into_iter().map(|reply| reply.unwrap_or_else(silent)).collect()
     }
 
     /// The same for a script that leaves something on a node, by a request with a number: where it got no answer it

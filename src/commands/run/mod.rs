@@ -196,7 +196,7 @@ impl Run {
     fn stands_again(&self, exit: &Result<Exit>) -> bool {
         let may_change = match exit {
             Ok(exit) => *exit != Exit::OK,
-            Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::Internal),
+            Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::NotOurs | Fault::Internal),
         };
         self.job.keep_trying && may_change && !self.told_to_stop
     }

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 
 use super::{next, stubborn};
 use crate::support::etcd::{Etcd, shared};
-use crate::support::{Bed, Log, Proxy, lines, unique, until};
+use crate::support::{Bed, Ended, Log, Proxy, lines, unique, until};
 
 /// The same etcd by another way.
 struct Detour(Proxy);
@@ -96,12 +96,12 @@ fn the_next_waits_until_the_one_that_an_operator_struck_is_dead() {
     }
 }
 
-#[test]
-fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
-    let (name, log) = (unique("early"), Log::new());
+/// How a waiter with these options ends whose turn comes while it is stopped, and is taken away before it goes on.
+fn ended_after_its_turn_was_taken_away(log: &Log, options: &[&str]) -> Ended {
+    let name = unique("early");
     let holder = shared().dlock().run(&name).args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
-    let next = shared().dlock().run(&name).args(["--ttl", "1h"]).args(log.witness(&[])).spawn();
+    let next = shared().dlock().run(&name).args(["--ttl", "1h"]).args(options).args(log.witness(&["for=20"])).spawn();
     until("the next to be in the queue", || shared().contenders(&name).len() == 2);
     next.signal(Signal::SIGSTOP);
     holder.signal(Signal::SIGTERM);
@@ -109,8 +109,21 @@ fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
     let told = shared().dlock().args(["force-release", &name, "--yes", "--reason", "not now"]).ended().expect(0);
     assert!(told.stdout.contains(&format!("pid {}", next.pid())), "{told:#?}");
     next.signal(Signal::SIGCONT);
-    next.ended().expect(79).saying("not now");
+    next.ended()
+}
+
+#[test]
+fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
+    let log = Log::new();
+    ended_after_its_turn_was_taken_away(&log, &[]).expect(79).saying("not now");
     assert_eq!(log.runs().len(), 1);
+}
+
+#[test]
+fn whoever_keeps_trying_stands_again_when_its_turn_is_taken_away() {
+    let log = Log::new();
+    ended_after_its_turn_was_taken_away(&log, &["-v", "--keep-trying"]).expect(0).saying("stands for the lock again");
+    assert_eq!(log.runs().len(), 2);
 }
 
 #[test]
