@@ -80,7 +80,7 @@ fn a_replica_tells_its_role() {
 #[test]
 fn who_is_not_let_in_is_told_so_with_77() {
     let server = Redis::with(&["--requirepass", "secret"]);
-    examined(server.dlock(), 77).says("probe", "broken", "unauthenticated");
+    examined(server.dlock(), 77).says("probe", "broken", "wants a password");
     let nobody = Dlock::new().env("DLOCK_BACKEND", "redis://127.0.0.1:1");
     let told = examined(nobody, 69);
     told.says("probe", "broken", "refused");
