@@ -5,6 +5,7 @@
 //! signal (setuid programs). The fencing token covers those. Without a /proc that shows them, no process could be found:
 //! then nothing is started.
 
+mod apart;
 mod command;
 mod terminal;
 mod tree;

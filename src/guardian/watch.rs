@@ -3,7 +3,7 @@
 //! the duty that no process of the command outlives the second one, or dlock.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,9 +15,10 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timer::Timer;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::unistd::{ForkResult, Pid, fork, getpgid, getppid, getsid, setpgid, setsid};
+use nix::unistd::{Pid, getsid, setpgid};
 
 use super::Manners;
+use super::apart;
 use super::command::{Command, Plan};
 use super::tree::{self, Children};
 use super::wire::{Link, Order, Report};
@@ -170,7 +171,7 @@ impl Watch {
                         self.ended = !self.command.has_process();
                         self.report(&Report::NotStarted { errno: errno as i32 });
                     }
-                    begin_session();
+                    apart::begin_session();
                 }
             }
             Order::Extend { term, kill } => {
@@ -301,36 +302,13 @@ impl Watch {
         let _ = self.link.send(report, &[]);
     }
 
-    /// Holds on to the lock after dlock has gone, out of everybody's way.
+    /// Holds on to the lock after dlock has gone.
     fn linger(&mut self) -> Result<()> {
-        // Whoever leads a group, as we do, cannot begin a session.
-        // SAFETY: there is one thread; and nothing is left to be done by the parent.
-        if let ForkResult::Parent { .. } = unsafe { fork() }? {
-            unsafe { libc::_exit(0) };
-        }
-        let _ = setsid();
-        let _ = nix::unistd::chdir("/");
-        let null = File::options().read(true).write(true).open("/dev/null")?;
-        let _ = nix::unistd::dup2_stdin(&null);
-        let _ = nix::unistd::dup2_stdout(&null);
-        let _ = nix::unistd::dup2_stderr(&null);
-        drop(null);
-        self.close_all_but_ours();
+        let own = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()].map(|fd| fd.as_raw_fd());
+        let kept: Vec<_> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).collect();
+        apart::leave(&kept)?;
         (self.manners.linger)(&self.descriptors);
         Ok(())
-    }
-
-    /// Whoever reads from a pipe that dlock was started with wants to see its end.
-    fn close_all_but_ours(&self) {
-        let own = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()].map(|fd| fd.as_raw_fd());
-        let mut kept: Vec<RawFd> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).chain([2]).collect();
-        kept.sort_unstable();
-        kept.push(RawFd::MAX);
-        for between in kept.windows(2).filter(|between| between[0] + 1 < between[1]) {
-            let (first, last) = ((between[0] + 1) as libc::c_uint, (between[1] - 1) as libc::c_uint);
-            // SAFETY: none of these numbers belongs to anything that we still use.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-        }
     }
 
     /// Unlocks explicitly: a stopped dlock still has the same descriptors open.
@@ -338,16 +316,6 @@ impl Watch {
         for descriptor in self.descriptors.drain(..) {
             let _ = File::from(descriptor).unlock();
         }
-    }
-}
-
-/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
-/// without any. With a terminal it stays as it is: job control cares about sessions.
-fn begin_session() {
-    if File::open("/dev/tty").is_err() {
-        // Whoever leads a group cannot begin a session, so back into dlock's.
-        let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
-        let _ = setsid();
     }
 }
 

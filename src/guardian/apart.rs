@@ -1,0 +1,43 @@
+//! How the guardian parts from where dlock was started: into a session of its own, and away from all that is open there.
+
+use std::fs::File;
+use std::os::fd::RawFd;
+
+use anyhow::Result;
+use nix::libc;
+use nix::unistd::{
+    ForkResult, Pid, chdir, close, dup2_stderr, dup2_stdin, dup2_stdout, fork, getpgid, getppid, setpgid, setsid,
+};
+
+/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
+/// without any. With a terminal it stays as it is: job control cares about sessions.
+pub fn begin_session() {
+    if File::open("/dev/tty").is_err() {
+        // Whoever leads a group cannot begin a session, so back into dlock's.
+        let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
+        let _ = setsid();
+    }
+}
+
+/// Goes on without dlock, out of everybody's way, with nothing open but these.
+pub fn leave(kept: &[RawFd]) -> Result<()> {
+    // Whoever leads a group, or a session, cannot begin one.
+    // SAFETY: there is one thread; and nothing is left to be done by the parent.
+    if let ForkResult::Parent { .. } = unsafe { fork() }? {
+        unsafe { libc::_exit(0) };
+    }
+    let _ = setsid();
+    let _ = chdir("/");
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    let _ = dup2_stdin(&null);
+    let _ = dup2_stdout(&null);
+    let _ = dup2_stderr(&null);
+    drop(null);
+    // Whoever reads from a pipe that dlock was started with wants to see its end.
+    let open = std::fs::read_dir("/proc/self/fd")?.flatten();
+    let open: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for fd in open.into_iter().filter(|fd| *fd > 2 && !kept.contains(fd)) {
+        let _ = close(fd);
+    }
+    Ok(())
+}
