@@ -135,9 +135,10 @@ class Postgres(Filling):
         copied = f"generate_series({numbers.start}, {numbers.stop - 1}) n"
         is_source = f"l.name = CASE WHEN n % 10 = 0 THEN '{HELD}' ELSE '{RELEASED}' END"
         columns = "owner, mode, slots, token, slot, since, ttl, expires, server, revoked, kept, who, wake, session"
+        of_locks = "token, crowd, last_owner, last_token, last_run"
         self.backend.sql(
             "SET dlock.inside = 'on';"
-            "INSERT INTO dlock.locks SELECT 'lock-' || n, token, last_owner, last_token, last_run"
+            f"INSERT INTO dlock.locks (name, {of_locks}) SELECT 'lock-' || n, {of_locks}"
             f"  FROM dlock.locks l, {copied} WHERE {is_source};"
             f"INSERT INTO dlock.contenders (name, {columns}) SELECT 'lock-' || n, {columns}"
             f"  FROM dlock.contenders l, {copied} WHERE {is_source};"

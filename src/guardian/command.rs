@@ -13,7 +13,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{
     SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, killpg, sigaction, sigprocmask,
 };
-use nix::unistd::{Pid, Uid, execvpe, getpgid, getpid, getppid, setpgid};
+use nix::unistd::{Pid, execvpe, getpgid, getpid, getppid, setpgid};
 
 use super::tree;
 
@@ -31,9 +31,6 @@ pub struct Plan {
     pub ignores_children: bool,
 }
 
-/// How readily the kernel kills a process when memory runs out; see proc(5).
-const READINESS: &str = "/proc/self/oom_score_adj";
-
 /// What is to be run, and what runs.
 #[derive(Debug)]
 pub struct Command {
@@ -43,8 +40,6 @@ pub struct Command {
     /// The process group it shares with others, unless it has one of its own.
     joined: Option<Pid>,
     ignores_children: bool,
-    /// What is to be in [`READINESS`], where we have changed that for ourselves.
-    readiness: Option<String>,
     pid: Option<Pid>,
 }
 
@@ -54,15 +49,7 @@ impl Command {
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
         let Plan { mask, group: joined, ignores_children, .. } = *plan;
-        Ok(Command { argv, environment, mask, joined, ignores_children, readiness: None, pid: None })
-    }
-
-    /// When memory runs out, let it be the command's, not this process: only root may say so.
-    pub fn goes_first_without_memory(&mut self) {
-        if Uid::effective().is_root() {
-            self.readiness = std::fs::read_to_string(READINESS).ok();
-            let _ = std::fs::write(READINESS, "-999");
-        }
+        Ok(Command { argv, environment, mask, joined, ignores_children, pid: None })
     }
 
     /// Starts the command. An error is why it could not be executed: its process has ended then, if there was one.
@@ -100,9 +87,6 @@ impl Command {
             let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
             // SAFETY: the same.
             let _ = unsafe { sigaction(Signal::SIGCHLD, &ignore) };
-        }
-        if let Some(readiness) = &self.readiness {
-            let _ = std::fs::write(READINESS, readiness);
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None);
         match execvpe(&self.argv[0], &self.argv, &self.environment) {

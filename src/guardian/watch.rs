@@ -85,8 +85,7 @@ impl Watch {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let children = SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), flags)?;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
-        let mut command = Command::new(plan)?;
-        command.goes_first_without_memory();
+        let command = Command::new(plan)?;
         Ok(Watch {
             link,
             manners,
@@ -172,6 +171,8 @@ impl Watch {
                         self.report(&Report::NotStarted { errno: errno as i32 });
                     }
                     apart::begin_session();
+                    // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
+                    let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
                 }
             }
             Order::Extend { term, kill } => {
