@@ -2,12 +2,9 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, IntoRawFd};
-use std::time::Duration;
 
-use anyhow::{Context, Result};
-use nix::errno::Errno;
+use anyhow::Result;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -127,7 +124,7 @@ fn is_ignored(signal: Signal) -> bool {
 
 /// Waits for whatever comes first. Signals come before everything else: a run must not start in the
 /// moment it is told to stop.
-pub fn next(signals: &Signals, guardian: &Guardian, keeper: &Keeper, due: Option<Instant>) -> Result<Happening> {
+pub fn next(signals: &Signals, guardian: &Guardian, keeper: &mut Keeper, due: Option<Instant>) -> Result<Happening> {
     loop {
         if let Some(caught) = signals.next() {
             return Ok(Happening::Signal(caught));
@@ -135,35 +132,22 @@ pub fn next(signals: &Signals, guardian: &Guardian, keeper: &Keeper, due: Option
         if let Some(news) = keeper.news() {
             return Ok(Happening::Keeper(news));
         }
-        let sources = [Some(signals.fd.as_fd()), Some(keeper.as_fd()), guardian.reports()];
-        let mut fds: Vec<_> = sources.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        match poll(&mut fds, timeout(due)) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error).context("poll"),
-        }
-        let ready = |n: usize| fds.get(n).is_some_and(|fd| fd.any().unwrap_or(false));
-        if ready(0) || ready(1) {
-            continue;
-        }
-        if ready(2) {
-            return Ok(match guardian.receive()? {
-                Some(report) => Happening::Guardian(report),
-                None => Happening::GuardianGone,
-            });
-        }
-        // Last, so that a dlock that was stopped for a while first hears what has happened meanwhile.
-        if due.is_some_and(Instant::has_passed) {
-            return Ok(Happening::Due);
+        let sources: Vec<_> = [Some(signals.fd.as_fd()), guardian.reports()].into_iter().flatten().collect();
+        let ready = keeper.wait(&sources, due)?;
+        match ready[..] {
+            [true, ..] => {}
+            _ if keeper.has_news() => {}
+            [_, true] => {
+                return Ok(match guardian.receive()? {
+                    Some(report) => Happening::Guardian(report),
+                    None => Happening::GuardianGone,
+                });
+            }
+            // Last, so that a dlock that was stopped for a while first hears what has happened meanwhile.
+            _ if due.is_some_and(Instant::has_passed) => return Ok(Happening::Due),
+            _ => {}
         }
     }
-}
-
-/// poll(2) counts in milliseconds; one more makes sure that the instant has really come.
-fn timeout(due: Option<Instant>) -> PollTimeout {
-    const LONGEST: Duration = Duration::from_secs(3600);
-    let Some(due) = due else { return PollTimeout::NONE };
-    let millis = due.remaining().min(LONGEST).as_millis() + 1;
-    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
 }
 
 /// Dies of a signal, as whoever started us expects of a program that was interrupted.

@@ -216,7 +216,7 @@ pub struct Checkup {
 }
 
 #[async_trait(?Send)]
-pub trait Backend {
+pub trait Backend: Send {
     /// Takes the lock, or our place in the queue. Idempotent under the same owner: asking again after
     /// an unknown outcome finds what was granted, and keeps our place.
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt>;

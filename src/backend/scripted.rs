@@ -1,10 +1,9 @@
 //! A backend that does what a test tells it to, call by call: answer well, late or not at all, refuse,
 //! lose the lock, block the very thread it is called on.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::pending;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -45,17 +44,17 @@ pub enum Call {
 pub struct Scripted {
     /// Once it is used up, every call goes well.
     script: VecDeque<Act>,
-    pub calls: Rc<RefCell<Vec<Call>>>,
+    pub calls: Arc<Mutex<Vec<Call>>>,
     ttl: Duration,
 }
 
 impl Scripted {
     pub fn new(ttl: Duration, script: &[Act]) -> Scripted {
-        Scripted { script: script.iter().copied().collect(), calls: Rc::default(), ttl }
+        Scripted { script: script.iter().copied().collect(), calls: Arc::default(), ttl }
     }
 
     async fn play(&mut self, call: Call) -> Result<Act> {
-        self.calls.borrow_mut().push(call);
+        self.calls.lock().unwrap().push(call);
         let act = self.script.pop_front().unwrap_or(Act::Good);
         match act {
             Act::Hang => pending().await,

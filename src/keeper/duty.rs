@@ -18,7 +18,9 @@ pub struct Duty {
     pub charge: Charge,
     pub ordered: UnboundedReceiver<Order>,
     pub tell: Teller,
-    pub push: Box<dyn Fn(Deadlines)>,
+    pub push: Box<dyn Fn(Deadlines) + Send>,
+    /// There is nothing left to renew.
+    pub is_lost: bool,
 }
 
 /// For a request that only has to be on its way.
@@ -27,24 +29,32 @@ const LAST_WORD: Duration = Duration::from_millis(200);
 /// How a lease stops being kept.
 enum Kept {
     UntilReleased(Box<Ending>),
+    /// To be kept on another thread.
+    Elsewhere,
     /// Given up before anything was started under it; or the main thread is gone, and with it the process.
     Unused,
 }
 
 impl Duty {
-    pub async fn run(&mut self) {
+    /// Until all is done; or as far as it goes on this thread, with the lease that is to be kept on another one.
+    pub async fn run(&mut self) -> Option<Lease> {
         match self.refuse_nested().await {
             Ok(None) => {}
-            Ok(Some(holder)) => return self.tell.tell(News::Nested(Box::new(holder))),
-            Err(error) => return self.tell.tell(News::Failed(error)),
+            Ok(Some(holder)) => return self.end(News::Nested(Box::new(holder))),
+            Err(error) => return self.end(News::Failed(error)),
         }
-        let Some(mut lease) = self.acquire().await else { return };
+        let lease = self.acquire().await?;
+        self.go_on(lease).await
+    }
+
+    pub async fn go_on(&mut self, mut lease: Lease) -> Option<Lease> {
         match self.keep(&mut lease).await {
             Kept::UntilReleased(ending) => {
                 let released = self.release(&lease, &ending).await;
-                self.tell.tell(News::Released(released));
+                self.end(News::Released(released))
             }
-            Kept::Unused => drop(self.withdraw().await),
+            Kept::Elsewhere => Some(lease),
+            Kept::Unused => self.withdraw().await,
         }
     }
 
@@ -58,7 +68,7 @@ impl Duty {
 
     /// The one waiting loop: try; if busy, sleep until something changes, our place needs a sign of life,
     /// or we are told to give up.
-    async fn acquire(&mut self) -> Option<Lease> {
+    pub(super) async fn acquire(&mut self) -> Option<Lease> {
         let mut answered = false;
         let mut troubled = false;
         let mut pause = Pause::new();
@@ -144,7 +154,7 @@ impl Duty {
     async fn keep(&mut self, lease: &mut Lease) -> Kept {
         let mut troubled = false;
         let mut pause = Pause::new();
-        loop {
+        while !self.is_lost {
             let terms = self.charge.terms.shortened_to(lease.term.ttl);
             let due = lease.term.from + terms.renew_every();
             tokio::select! {
@@ -174,12 +184,12 @@ impl Duty {
                     self.tell.tell(News::Renewed(deadlines));
                 }
                 Ok(Renewal::Lost(why)) => {
+                    self.is_lost = true;
                     self.tell.tell(News::Lost(why));
-                    return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Revoked(reason)) => {
+                    self.is_lost = true;
                     self.tell.tell(News::Revoked(reason));
-                    return kept(self.ordered.recv().await);
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
@@ -193,6 +203,7 @@ impl Duty {
                 }
             }
         }
+        kept(self.ordered.recv().await)
     }
 
     /// Tries until it is done or the lease has run out by itself.
@@ -221,6 +232,7 @@ impl Duty {
 fn kept(order: Option<Order>) -> Kept {
     match order {
         Some(Order::Release(ending)) => Kept::UntilReleased(ending),
+        Some(Order::Part) => Kept::Elsewhere,
         Some(Order::GiveUp) | None => Kept::Unused,
     }
 }

@@ -1,23 +1,34 @@
-//! The keeper thread: acquire, keep, release. It alone speaks to the backend, on a runtime of its own.
+//! The keeper: acquire, keep, release. It alone speaks to the backend, on a runtime of its own.
 //!
-//! It tells the main thread what happens, takes two orders from it, and pushes the deadlines to the
-//! guardian. It knows no process and no signal: if it hangs, the deadlines are simply not pushed.
+//! It tells the main thread what happens, takes orders from it, and pushes the deadlines to the guardian. It knows no
+//! process and no signal: if it hangs, the deadlines are simply not pushed.
+//!
+//! It begins on the main thread, while that has nothing to do but wait for it: waking another thread takes longer than
+//! asking a server. When the command has run for a moment it gets a thread of its own, so that nothing that holds up the
+//! main thread can keep the lease from being renewed.
 
 mod duty;
+mod here;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::backend::{Ask, Backend, Busy, Ending, Lease, Patience, Released};
+use crate::clock::Instant;
 use crate::lock::{Deadlines, Holder, OwnerId, Terms};
 use duty::Duty;
+use here::{Here, Parted};
 
 /// What the main thread hears.
 #[derive(Debug)]
@@ -45,16 +56,22 @@ pub enum News {
 enum Order {
     GiveUp,
     Release(Box<Ending>),
+    /// Go on on another thread.
+    Part,
 }
 
 /// The main thread's end.
 pub struct Keeper {
     orders: UnboundedSender<Order>,
     news: Receiver<News>,
+    /// Heard, and not yet passed on.
+    heard: VecDeque<News>,
     bell: Arc<EventFd>,
+    /// While it has no thread of its own.
+    here: Option<Here>,
 }
 
-/// Everything the thread needs to begin.
+/// Everything it needs to begin.
 pub struct Charge {
     pub ask: Ask,
     /// Locks that our ancestors hold, by owner: asking for one of them would wait for ever.
@@ -64,32 +81,52 @@ pub struct Charge {
 }
 
 impl Keeper {
-    pub fn spawn(
+    pub fn begin(
         charge: Charge,
-        open: impl FnOnce() -> Result<Box<dyn Backend>> + Send + 'static,
+        open: impl FnOnce() -> Result<Box<dyn Backend>> + 'static,
         push: impl Fn(Deadlines) + Send + 'static,
     ) -> Result<Keeper> {
         let (orders, ordered) = unbounded_channel();
         let (tell, news) = channel();
         let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let ring = Arc::clone(&bell);
-        let tell = Teller { news: tell, bell: ring };
-        let thread = move || {
-            let begun = open().and_then(|backend| {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                Ok((backend, runtime.context("cannot start the keeper's runtime")?))
-            });
-            match begun {
-                Ok((backend, runtime)) => {
-                    let mut duty = Duty { backend, charge, ordered, tell, push: Box::new(push) };
-                    runtime.block_on(duty.run());
-                    runtime.shutdown_background();
+        let tell = Teller { news: tell, bell: Arc::clone(&bell) };
+        let here = Here::new(async move {
+            match open() {
+                Ok(backend) => {
+                    let mut duty = Duty { backend, charge, ordered, tell, push: Box::new(push), is_lost: false };
+                    duty.run().await.map(|lease| (duty, lease))
                 }
-                Err(error) => tell.tell(News::Failed(error)),
+                Err(error) => {
+                    tell.tell(News::Failed(error));
+                    None
+                }
+            }
+        })?;
+        Ok(Keeper { orders, news, heard: VecDeque::new(), bell, here: Some(here) })
+    }
+
+    /// Gives the keeper of a lock that is held a thread of its own. Where there is none to be had it stays, and the
+    /// answer is no.
+    pub fn go_on_alone(&mut self) -> bool {
+        let Some(here) = &self.here else { return true };
+        if here.is_done() {
+            return true;
+        }
+        let (give, taken) = channel::<Parted>();
+        let thread = move || {
+            if let Ok(Parted { runtime, mut duty, lease }) = taken.recv() {
+                runtime.block_on(duty.go_on(lease));
+                runtime.shutdown_background();
             }
         };
-        std::thread::Builder::new().name("keeper".into()).spawn(thread).context("cannot start the keeper's thread")?;
-        Ok(Keeper { orders, news, bell })
+        if std::thread::Builder::new().name("keeper".into()).spawn(thread).is_err() {
+            return false;
+        }
+        let _ = self.orders.send(Order::Part);
+        if let Some(parted) = self.here.take().and_then(Here::part) {
+            let _ = give.send(parted);
+        }
+        true
     }
 
     /// Leave the queue, and the lock should it have come at the last moment. Answered by `Withdrawn`.
@@ -102,21 +139,55 @@ impl Keeper {
         let _ = self.orders.send(Order::Release(Box::new(ending)));
     }
 
-    /// What has happened since, if anything. The descriptor is readable when there is news.
-    pub fn news(&self) -> Option<News> {
-        let _ = self.bell.read();
-        let news = self.news.try_recv().ok();
-        if news.is_some() {
-            // There may be more behind it.
-            let _ = self.bell.write(1);
+    /// What has happened since, if anything.
+    pub fn news(&mut self) -> Option<News> {
+        self.heard.pop_front().or_else(|| self.news.try_recv().ok())
+    }
+
+    /// Whether there was any at the end of the last wait.
+    pub fn has_news(&self) -> bool {
+        !self.heard.is_empty()
+    }
+
+    /// Waits until one of these can be read, there may be news, or the instant has come. Says which can be read.
+    pub fn wait(&mut self, sources: &[BorrowedFd<'_>], due: Option<Instant>) -> Result<Vec<bool>> {
+        if let Some(here) = &mut self.here {
+            let ready = readable(sources, PollTimeout::ZERO)?;
+            if ready.contains(&true) {
+                return Ok(ready);
+            }
+            here.work(sources, due, || {
+                self.heard.extend(self.news.try_iter());
+                !self.heard.is_empty()
+            })?;
+            return readable(sources, PollTimeout::ZERO);
         }
-        news
+        let mut all = sources.to_vec();
+        all.push(self.bell.as_fd());
+        let mut ready = readable(&all, timeout(due))?;
+        if ready.pop() == Some(true) {
+            let _ = self.bell.read();
+            self.heard.extend(self.news.try_iter());
+        }
+        Ok(ready)
     }
 }
 
-impl AsFd for Keeper {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+/// poll(2) counts in milliseconds; one more makes sure that the instant has really come.
+fn timeout(due: Option<Instant>) -> PollTimeout {
+    const LONGEST: Duration = Duration::from_secs(3600);
+    let Some(due) = due else { return PollTimeout::NONE };
+    let millis = due.remaining().min(LONGEST).as_millis() + 1;
+    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
+}
+
+/// Which of these can be read.
+fn readable(sources: &[BorrowedFd<'_>], longest: PollTimeout) -> Result<Vec<bool>> {
+    let mut fds: Vec<_> = sources.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    match poll(&mut fds, longest) {
+        Ok(_) => Ok(fds.iter().map(|fd| fd.any().unwrap_or(false)).collect()),
+        Err(Errno::EINTR) => Ok(vec![false; fds.len()]),
+        Err(error) => Err(error).context("poll"),
     }
 }
 

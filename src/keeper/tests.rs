@@ -1,9 +1,7 @@
 //! The keeper against a backend that fails in every way, on a clock that does not have to be waited for.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
@@ -21,17 +19,17 @@ struct Stage {
     orders: UnboundedSender<Order>,
     news: Receiver<News>,
     /// When each deadline was pushed, and to which first-signal instant.
-    pushed: Rc<RefCell<Vec<(Instant, Instant)>>>,
-    calls: Rc<RefCell<Vec<Call>>>,
+    pushed: Arc<Mutex<Vec<(Instant, Instant)>>>,
+    calls: Arc<Mutex<Vec<Call>>>,
 }
 
 fn stage(script: &[Act]) -> Stage {
     let backend = Scripted::new(TTL, script);
-    let calls = Rc::clone(&backend.calls);
+    let calls = Arc::clone(&backend.calls);
     let (orders, ordered) = unbounded_channel();
     let (tell, news) = channel();
-    let pushed: Rc<RefCell<Vec<(Instant, Instant)>>> = Rc::default();
-    let push = Rc::clone(&pushed);
+    let pushed: Arc<Mutex<Vec<(Instant, Instant)>>> = Arc::default();
+    let push = Arc::clone(&pushed);
     let terms = Terms::new(TTL, None).unwrap();
     let ask = Ask {
         name: "test".parse().unwrap(),
@@ -47,7 +45,8 @@ fn stage(script: &[Act]) -> Stage {
         charge: Charge { ask, ancestors: Vec::new(), terms, patience },
         ordered,
         tell: Teller { news: tell, bell: Arc::new(EventFd::new().unwrap()) },
-        push: Box::new(move |next| push.borrow_mut().push((clock::now(), next.term))),
+        push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.term))),
+        is_lost: false,
     };
     Stage { duty, orders, news, pushed, calls }
 }
@@ -85,7 +84,7 @@ impl Stage {
 
     /// Until when the last pushed deadline lets the command run.
     fn allowed_until(&self) -> Instant {
-        self.pushed.borrow().last().unwrap().1
+        self.pushed.lock().unwrap().last().unwrap().1
     }
 }
 
@@ -94,14 +93,14 @@ async fn renews_every_third_of_the_ttl_and_counts_from_before_the_request() {
     let mut stage = stage(&[]);
     let began = clock::now();
     stage.hold_for(Duration::from_secs(61)).await;
-    let pushed = stage.pushed.borrow().clone();
+    let pushed = stage.pushed.lock().unwrap().clone();
     assert_eq!(pushed.len(), 6);
     for (n, (at, allowed)) in pushed.iter().enumerate() {
         let due = began + TTL / 3 * (n as u32 + 1);
         assert!(at.since(due) < Duration::from_millis(50), "renewal {n} came {:?} late", at.since(due));
         assert!(*allowed < due + TTL, "the deadline lies before the lease's end");
     }
-    assert_eq!(stage.calls.borrow().last(), Some(&Call::Release));
+    assert_eq!(stage.calls.lock().unwrap().last(), Some(&Call::Release));
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +108,7 @@ async fn what_is_granted_for_less_is_renewed_early_and_then_for_the_full_time() 
     let mut stage = stage(&[Act::Brief(TTL / 3)]);
     let began = clock::now();
     stage.hold_for(Duration::from_secs(40)).await;
-    let pushed = stage.pushed.borrow().clone();
+    let pushed = stage.pushed.lock().unwrap().clone();
     for (n, (at, allowed)) in pushed.iter().enumerate() {
         let due = began + TTL / 9 + TTL / 3 * n as u32;
         assert!(at.since(due) < Duration::from_millis(50), "renewal {n} came {:?} late", at.since(due));
@@ -123,7 +122,7 @@ async fn a_late_answer_counts_from_its_question() {
     // Answered after 1.5 s, within the attempt's 2 s: the lease is 1.5 s older than it looks.
     let mut stage = stage(&[Act::Good, Act::Late(Duration::from_millis(1500))]);
     stage.hold_for(Duration::from_secs(12)).await;
-    let (at, allowed) = stage.pushed.borrow()[0];
+    let (at, allowed) = stage.pushed.lock().unwrap()[0];
     let terms = Terms::new(TTL, None).unwrap();
     let asked = at - Duration::from_millis(1500);
     let expected = terms.deadlines(crate::lock::Term { from: asked, ttl: TTL, slack: Duration::ZERO }).term;
@@ -135,9 +134,9 @@ async fn an_unanswered_renewal_pushes_nothing_and_is_asked_again() {
     let mut stage = stage(&[Act::Good, Act::Hang, Act::Unreachable, Act::Good]);
     let began = clock::now();
     stage.hold_for(Duration::from_secs(14)).await;
-    let renewals = stage.calls.borrow().iter().filter(|call| **call == Call::Renew).count();
+    let renewals = stage.calls.lock().unwrap().iter().filter(|call| **call == Call::Renew).count();
     assert_eq!(renewals, 3, "hang, refusal and success");
-    let (at, _) = stage.pushed.borrow()[0];
+    let (at, _) = stage.pushed.lock().unwrap()[0];
     assert!(at >= began + TTL / 3 + Duration::from_secs(2), "only the third attempt may push");
     assert_eq!(stage.heard(|news| matches!(news, News::Trouble(_) | News::Recovered)), 2);
 }
@@ -146,7 +145,7 @@ async fn an_unanswered_renewal_pushes_nothing_and_is_asked_again() {
 async fn a_backend_that_hangs_for_ever_never_moves_the_deadline() {
     let mut stage = stage(&[&[Act::Good, Act::Good][..], &[Act::Hang; 50]].concat());
     stage.hold_for(Duration::from_secs(90)).await;
-    assert_eq!(stage.pushed.borrow().len(), 1);
+    assert_eq!(stage.pushed.lock().unwrap().len(), 1);
     assert!(stage.allowed_until().has_passed(), "by now the guardian has acted");
 }
 
@@ -155,7 +154,7 @@ async fn a_definite_loss_is_told_at_once_and_nothing_is_pushed_after_it() {
     let mut stage = stage(&[Act::Good, Act::Lose]);
     stage.hold_for(Duration::from_secs(60)).await;
     assert_eq!(stage.heard(|news| matches!(news, News::Lost(_))), 1);
-    assert!(stage.pushed.borrow().is_empty());
+    assert!(stage.pushed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,7 +162,7 @@ async fn a_revoked_lease_is_not_renewed_any_more() {
     let mut stage = stage(&[Act::Good, Act::Revoke]);
     stage.hold_for(Duration::from_secs(60)).await;
     assert_eq!(stage.heard(|news| matches!(news, News::Revoked(_))), 1);
-    assert!(stage.pushed.borrow().is_empty());
+    assert!(stage.pushed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,7 +171,7 @@ async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_
     let began = clock::now();
     stage.duty.run().await;
     assert!(began.elapsed() < Duration::from_millis(5500), "{:?}", began.elapsed());
-    assert_eq!(*stage.calls.borrow(), [Call::Acquire, Call::Withdraw]);
+    assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
     let failed = stage.news.try_iter().find_map(|news| match news {
         News::Failed(error) => Some(crate::exit::Fault::of(&error)),
         _ => None,
@@ -200,7 +199,7 @@ async fn giving_up_in_the_moment_of_the_grant_lets_go_of_it() {
         orders.send(Order::GiveUp).unwrap();
     };
     tokio::join!(stage.duty.run(), give_up);
-    assert_eq!(*stage.calls.borrow(), [Call::Acquire, Call::Withdraw]);
+    assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
     assert_eq!(stage.heard(|news| matches!(news, News::Withdrawn)), 1);
 }
 
@@ -227,7 +226,7 @@ async fn a_grant_that_is_lost_before_anything_started_is_given_back() {
     let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Late(TTL / 3), Act::Lose]);
     stage.duty.charge.patience.attempt = TTL;
     stage.duty.run().await;
-    assert_eq!(stage.calls.borrow()[2..], [Call::Acquire, Call::Renew, Call::Withdraw]);
+    assert_eq!(stage.calls.lock().unwrap()[2..], [Call::Acquire, Call::Renew, Call::Withdraw]);
     let failed =
         |news| matches!(news, News::Failed(error) if crate::exit::Fault::of(&error) == crate::exit::Fault::NotOurs);
     assert!(stage.news.try_iter().any(failed));
@@ -237,7 +236,7 @@ async fn a_grant_that_is_lost_before_anything_started_is_given_back() {
 async fn a_release_that_fails_is_tried_again_until_the_lease_has_run_out() {
     let mut stage = stage(&[&[Act::Good][..], &[Act::Unreachable; 2], &[Act::Good]].concat());
     stage.hold_for(Duration::from_secs(1)).await;
-    assert_eq!(stage.calls.borrow().iter().filter(|call| **call == Call::Release).count(), 3);
+    assert_eq!(stage.calls.lock().unwrap().iter().filter(|call| **call == Call::Release).count(), 3);
     assert_eq!(stage.heard(|news| matches!(news, News::Released(Ok(Released::Done)))), 1);
 }
 
@@ -246,19 +245,81 @@ async fn a_grant_that_was_long_on_its_way_is_renewed_before_anything_starts() {
     let mut stage = stage(&[Act::Late(Duration::from_millis(4900))]);
     stage.duty.charge.terms = Terms::new(Duration::from_secs(12), None).unwrap();
     stage.hold_for(Duration::from_secs(6)).await;
-    assert_eq!(stage.calls.borrow()[..2], [Call::Acquire, Call::Renew]);
+    assert_eq!(stage.calls.lock().unwrap()[..2], [Call::Acquire, Call::Renew]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_threads_is_renewed_when_it_was_due_and_released_once() {
+    let mut stage = stage(&[]);
+    let began = clock::now();
+    let lease = stage.duty.acquire().await.expect("granted");
+    stage.orders.send(Order::Part).unwrap();
+    let lease = stage.duty.go_on(lease).await.expect("told to part");
+    let (orders, span) = (stage.orders.clone(), TTL / 3 + Duration::from_secs(1));
+    let release = async move {
+        tokio::time::sleep(span).await;
+        orders.send(Order::Release(Box::new(ending()))).unwrap();
+    };
+    let (parted, ()) = tokio::join!(stage.duty.go_on(lease), release);
+    assert!(parted.is_none());
+    assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Renew, Call::Release]);
+    let pushed = stage.pushed.lock().unwrap().clone();
+    assert!(pushed[0].0.since(began + TTL / 3) < Duration::from_millis(50), "{pushed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_said_to_be_so_once_on_whatever_thread() {
+    let mut stage = stage(&[Act::Good, Act::Lose]);
+    let orders = stage.orders.clone();
+    let later = async move {
+        tokio::time::sleep(TTL / 2).await;
+        orders.send(Order::Part).unwrap();
+    };
+    let (parted, ()) = tokio::join!(stage.duty.run(), later);
+    stage.orders.send(Order::Release(Box::new(ending()))).unwrap();
+    stage.duty.go_on(parted.expect("told to part")).await;
+    assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Renew, Call::Release]);
+    assert_eq!(stage.heard(|news| matches!(news, News::Lost(_))), 1);
 }
 
 #[test]
 fn a_keeper_whose_thread_is_blocked_leaves_the_main_thread_free() {
     let charge = stage(&[]).duty.charge;
-    let (opened, open) = channel();
-    let backend = move || -> Result<Box<dyn Backend>> {
-        opened.send(()).unwrap();
-        Ok(Box::new(Scripted::new(TTL, &[Act::Block(Duration::from_millis(300))])))
-    };
-    let keeper = Keeper::spawn(charge, backend, |_| ()).unwrap();
-    open.recv().unwrap();
+    let span = Duration::from_millis(300);
+    let backend = Scripted::new(TTL, &[Act::Brief(span), Act::Block(span)]);
+    let calls = Arc::clone(&backend.calls);
+    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
+    keeper.wait(&[], None).unwrap();
+    assert!(matches!(keeper.news(), Some(News::Granted(..))));
+    assert!(keeper.go_on_alone());
+    while calls.lock().unwrap().last() != Some(&Call::Renew) {
+        std::thread::yield_now();
+    }
     assert!(keeper.news().is_none(), "asking does not wait for the blocked thread");
-    assert!(matches!(keeper.news.recv(), Ok(News::Granted(..))));
+    while !keeper.has_news() {
+        keeper.wait(&[], None).unwrap();
+    }
+    assert!(matches!(keeper.news(), Some(News::Renewed(_))));
+}
+
+#[test]
+fn on_the_main_thread_a_keeper_works_while_that_waits_for_something_else() {
+    let charge = stage(&[]).duty.charge;
+    let backend = Scripted::new(TTL, &[Act::Late(Duration::from_millis(20))]);
+    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
+    let signal = EventFd::new().unwrap();
+    signal.write(1).unwrap();
+    assert_eq!(keeper.wait(&[signal.as_fd()], None).unwrap(), [true]);
+    assert!(keeper.news().is_none());
+    signal.read().unwrap();
+    let due = clock::now() + Duration::from_millis(1);
+    assert_eq!(keeper.wait(&[signal.as_fd()], Some(due)).unwrap(), [false]);
+    assert!(keeper.news().is_none() && due.has_passed());
+    // One that has closed is ready for ever, but not asked for ever.
+    let (guardian, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert_eq!(keeper.wait(&[signal.as_fd(), guardian.as_fd()], None).unwrap(), [false, true]);
+    while !keeper.has_news() {
+        assert_eq!(keeper.wait(&[signal.as_fd()], None).unwrap(), [false]);
+    }
+    assert!(matches!(keeper.news(), Some(News::Granted(..))));
 }

@@ -20,8 +20,8 @@ use super::resp::{Command, Value, decode, encode};
 use crate::backend::tls;
 use crate::exit::Fault;
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 pub struct Link {
     stream: Box<dyn Stream>,

@@ -19,8 +19,8 @@ use crate::backend::address::Host;
 use crate::backend::tls;
 use crate::exit::Fault;
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Unpin> Stream for T {}
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 pub struct Link {
     stream: Box<dyn Stream>,

@@ -81,7 +81,7 @@ struct Run {
 }
 
 impl Run {
-    /// Signals first, then the guardian, and only then a thread.
+    /// Signals first, then the guardian, and only then what may make a thread.
     fn prepare(job: Job, voice: Voice) -> Result<Run> {
         let words: Vec<_> = job.argv.iter().map(|word| word.to_string_lossy()).collect();
         let who = Identity::of_this_process(&words.join(" "))?;
@@ -108,7 +108,7 @@ impl Run {
         let (address, patience) = (job.service.address.clone(), job.service.patience);
         let deadlines = guardian.deadline_link();
         let keeper =
-            Keeper::spawn(charge, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
+            Keeper::begin(charge, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
         let (tally, told_to_stop) = (Tally::default(), false);
         Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, told_to_stop })
     }
@@ -201,8 +201,8 @@ impl Run {
         self.job.keep_trying && may_change && !self.told_to_stop
     }
 
-    fn next(&self, due: Option<Instant>) -> Result<Happening> {
-        events::next(&self.signals, &self.guardian, &self.keeper, due)
+    fn next(&mut self, due: Option<Instant>) -> Result<Happening> {
+        events::next(&self.signals, &self.guardian, &mut self.keeper, due)
     }
 
     /// What the command gets over its own environment; an empty value takes a variable away.
