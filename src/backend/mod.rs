@@ -267,8 +267,8 @@ pub struct Patience {
 
 /// Keeps the descriptors of a lease locked for as long as what is held on to is wanted. Runs in the guardian,
 /// when dlock has gone.
-pub fn linger(descriptors: &[OwnedFd]) {
-    file::linger(descriptors);
+pub fn linger(descriptors: &[OwnedFd], until: Instant) {
+    file::linger(descriptors, until);
 }
 
 /// No client library is trusted to give up by itself: every verb is called through this.

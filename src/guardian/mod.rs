@@ -41,8 +41,8 @@ pub struct Manners {
     pub signal: i32,
     pub leftovers: Leftovers,
     pub voice: Voice,
-    /// Returns when the descriptors it is given need not be kept any more.
-    pub linger: fn(&[OwnedFd]),
+    /// Returns when the descriptors it is given need not be kept any more: at this instant, unless it hears otherwise.
+    pub linger: fn(&[OwnedFd], Instant),
 }
 
 #[derive(Debug)]
@@ -111,10 +111,10 @@ impl Guardian {
     }
 
     /// Leaves the guardian behind to keep the lock's descriptors for as long as they are wanted.
-    pub fn linger(&mut self, lease: &Lease) {
+    pub fn linger(&mut self, lease: &Lease, until: Instant) {
         if !lease.descriptors.is_empty() {
             self.lingers = true;
-            let _ = self.link.send(&Order::Linger, &lease.descriptors);
+            let _ = self.link.send(&Order::Linger { until: until.as_nanos() }, &lease.descriptors);
         }
     }
 

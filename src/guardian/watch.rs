@@ -111,9 +111,9 @@ impl Watch {
             while let Ok(Some(_)) = self.children.read_signal() {}
             if spoken_to {
                 match self.link.receive()? {
-                    Some((Order::Linger, descriptors)) => {
+                    Some((Order::Linger { until }, descriptors)) => {
                         self.descriptors = descriptors;
-                        return self.linger();
+                        return self.linger(Instant::from_nanos(until));
                     }
                     Some((order, descriptors)) => self.obey(order, descriptors)?,
                     None => {
@@ -183,7 +183,7 @@ impl Watch {
             // Without a moment to heed it, a first signal could only do half of what it is for.
             Order::End { grace: 0 } if matches!(self.stage, Stage::Running | Stage::Ending(_)) => self.end_everything(),
             Order::End { grace } => self.first_signal(clock::now() + Duration::from_nanos(grace)),
-            Order::Linger => {}
+            Order::Linger { .. } => {}
         }
         Ok(())
     }
@@ -304,11 +304,11 @@ impl Watch {
     }
 
     /// Holds on to the lock after dlock has gone.
-    fn linger(&mut self) -> Result<()> {
+    fn linger(&mut self, until: Instant) -> Result<()> {
         let own = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()].map(|fd| fd.as_raw_fd());
         let kept: Vec<_> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).collect();
         apart::leave(&kept)?;
-        (self.manners.linger)(&self.descriptors);
+        (self.manners.linger)(&self.descriptors, until);
         Ok(())
     }
 

@@ -27,8 +27,8 @@ pub enum Order {
     Signal(i32),
     /// End the command: first signal now, SIGKILL after this many nanoseconds.
     End { grace: u64 },
-    /// The run is over; keep the descriptors for as long as they are wanted, without dlock.
-    Linger,
+    /// The run is over; keep the descriptors for as long as they are wanted, without dlock. It should be until then.
+    Linger { until: u64 },
 }
 
 /// From the guardian to dlock.

@@ -9,20 +9,24 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::fstat;
 
 use super::record::Record;
+use crate::clock::{self, Instant};
 
-/// Returns when the record that is among the descriptors has been deleted, or its time is over.
-pub fn linger(descriptors: &[OwnedFd]) {
-    let found = descriptors.iter().find_map(|descriptor| Some((descriptor, Record::read_from(descriptor)?)));
-    let Some((file, mut record)) = found else { return };
+/// Returns when the record, which is among the descriptors, has been deleted, or its time is over.
+pub fn linger(descriptors: &[OwnedFd], mut until: Instant) {
+    let Some(file) = descriptors.get(super::RECORD) else { return };
     let changes = watch(file);
-    while !is_deleted(file) {
+    let mut owner = None;
+    while !is_deleted(file) && !until.has_passed() {
         // One that somebody has overwritten ends when it was going to.
-        let same = Record::read_from(file).filter(|now| now.who.owner == record.who.owner);
-        record = same.unwrap_or(record);
-        let Some(left) = record.held_on_for() else { return };
+        if let Some(record) = Record::read_from(file)
+            && *owner.get_or_insert_with(|| record.who.owner.clone()) == record.who.owner
+        {
+            let Some(left) = record.held_on_for() else { return };
+            until = clock::now() + left;
+        }
         // Where nothing tells us of a change, look now and then.
         let longest = if changes.is_some() { Duration::from_secs(3600) } else { Duration::from_millis(500) };
-        let millis = u16::try_from(left.min(longest).as_millis() + 1).unwrap_or(u16::MAX);
+        let millis = u16::try_from(until.remaining().min(longest).as_millis() + 1).unwrap_or(u16::MAX);
         let mut fds: Vec<_> = changes.iter().map(|changes| PollFd::new(changes.as_fd(), PollFlags::POLLIN)).collect();
         let _ = poll(&mut fds, PollTimeout::from(millis));
         if let Some(changes) = &changes {

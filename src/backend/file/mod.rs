@@ -18,6 +18,7 @@ mod status;
 mod take;
 mod token;
 mod wait;
+mod watch;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -41,12 +42,12 @@ pub use linger::linger;
 use paths::{Paths, same_file};
 use record::{Kind, Record};
 use wait::Waiting;
+use watch::Told;
 
 pub const NAME: &str = "file";
 
-/// While holding, how often the lock file is looked for in its place: nothing tells of a directory further up that is
-/// renamed, or mounted over.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Where the record is among a claim's descriptors.
+const RECORD: usize = 1;
 
 pub struct FileBackend {
     directory: Directory,
@@ -73,6 +74,7 @@ impl FileBackend {
 }
 
 impl Claim {
+    /// The record is the one at [`RECORD`].
     fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
         let slot = self.slot.iter().map(|(_, file)| Arc::clone(file));
         [Arc::clone(&self.lock), Arc::clone(&self.record_file)].into_iter().chain(slot).collect()
@@ -134,11 +136,9 @@ impl Backend for FileBackend {
             Some(claim) => {
                 self.waiting.is_over();
                 loop {
-                    let touched = self.waiting.for_interference(&claim.paths, &claim.record.who.owner);
-                    match tokio::time::timeout(LOOK_AGAIN, touched).await {
-                        Err(_) if !matches!(claim.displaced(), Ok(Some(_))) => {}
-                        Err(_) => return Ok(()),
-                        Ok(touched) => return touched,
+                    let told = self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await?;
+                    if matches!(told, Told::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
+                        return Ok(());
                     }
                 }
             }

@@ -3,25 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use nix::sys::inotify::AddWatchFlags;
 use tokio::sync::oneshot;
 
 use super::paths::{Paths, same_file};
 use super::record::{self, Kind, Record};
 use super::take::inode;
+use super::watch::{Interference, Told, Watch};
 use crate::backend::Ask;
 use crate::clock;
 use crate::lock::{Mode, OwnerId, Token};
 
-/// Where the kernel has no watch left for us, we look this often instead.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A run that is over by then is not watched over.
 const SHORT_RUN: Duration = Duration::from_millis(300);
 
@@ -36,31 +33,13 @@ pub struct Waiting {
     turn: Option<File>,
     slots: BTreeMap<u32, File>,
     watch: Option<Watch>,
+    interference: Option<Interference>,
 }
 
 /// A thread in flock(2). It cannot be called back; whatever it brings too late is let go of again.
 struct Blocked {
     result: oneshot::Receiver<File>,
     inode: u64,
-}
-
-enum Watch {
-    Events(AsyncFd<Events>),
-    Nothing,
-}
-
-struct Events(Inotify);
-
-impl AsRawFd for Events {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl AsFd for Events {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
 }
 
 impl Waiting {
@@ -113,7 +92,7 @@ impl Waiting {
             if self.watch.is_none() {
                 // A holder's end closes its slot's file, whichever way it ends.
                 let closed = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CLOSE_NOWRITE;
-                self.watch = Some(Watch::new(&[(&paths.side, closed)]));
+                self.watch = Some(Watch::new(&[(paths.side.clone(), closed)]));
             }
         } else if self.blocked.is_none() {
             let turn = paths.open(&paths.turn())?;
@@ -168,22 +147,16 @@ impl Waiting {
         }
     }
 
-    /// While holding: the lock file is touched, or an operator has left a mark for us.
-    pub async fn for_interference(&mut self, paths: &Paths, owner: &OwnerId) -> Result<()> {
-        let Some(watch) = &mut self.watch else {
-            let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
-            let touched = moved | AddWatchFlags::IN_ATTRIB;
-            let mut watched = vec![(&paths.lock, touched), (&paths.side, moved | AddWatchFlags::IN_MOVED_TO)];
-            let directory = paths.lock.parent().map(ToOwned::to_owned);
-            watched.extend(directory.as_ref().map(|directory| (directory, moved)));
+    /// While holding: something may have happened to the lock file, or an operator has left a mark for us.
+    pub async fn for_interference(&mut self, paths: &Paths, owner: &OwnerId) -> Result<Told> {
+        let Some(interference) = &mut self.interference else {
             // Closing a watch costs the kernel many milliseconds: a short run goes without one.
             tokio::time::sleep(SHORT_RUN).await;
-            self.watch = Some(Watch::new(&watched));
+            self.interference = Some(Interference::watch(paths, owner));
             // Whatever came before the watch has to be looked for once.
-            return Ok(());
+            return Ok(Told::Touched);
         };
-        let mark = format!("revoke.{owner}");
-        watch.next(|name| name.is_none_or(|name| name == mark)).await
+        interference.next().await
     }
 }
 
@@ -206,36 +179,5 @@ impl Blocked {
         };
         std::thread::Builder::new().name("flock".into()).spawn(wait).context("cannot start a thread to wait")?;
         Ok(Blocked { result, inode })
-    }
-}
-
-impl Watch {
-    fn new(watched: &[(&std::path::PathBuf, AddWatchFlags)]) -> Watch {
-        let events = || -> Option<AsyncFd<Events>> {
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
-            for (path, events) in watched {
-                inotify.add_watch(path.as_path(), *events).ok()?;
-            }
-            // SAFETY: `Events` owns the descriptor and never gives another one out or closes it before it is dropped.
-            #[allow(unsafe_code)]
-            unsafe { AsyncFd::register_with_interest(Events(inotify), Interest::READABLE) }.ok()
-        };
-        events().map_or(Watch::Nothing, Watch::Events)
-    }
-
-    /// Until an event comes whose file name matters.
-    async fn next(&mut self, matters: impl Fn(Option<&str>) -> bool) -> Result<()> {
-        match self {
-            Watch::Nothing => tokio::time::sleep(LOOK_EVERY).await,
-            Watch::Events(fd) => loop {
-                let mut ready = fd.readable().await?;
-                let events = ready.get_inner().0.read_events().unwrap_or_default();
-                ready.clear_ready();
-                if events.iter().any(|event| matters(event.name.as_ref().and_then(|name| name.to_str()))) {
-                    return Ok(());
-                }
-            },
-        }
-        Ok(())
     }
 }

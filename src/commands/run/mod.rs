@@ -48,11 +48,11 @@ pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
-            let hold_until = Some(lease.term.from + run.job.terms.ttl);
-            run.keeper.release(Ending { last_run: None, hold_until });
+            let until = lease.term.from + run.job.terms.ttl;
+            run.keeper.release(Ending { last_run: None, hold_until: Some(until) });
             match run.released()? {
                 Released::Done => {
-                    run.guardian.linger(&lease);
+                    run.guardian.linger(&lease, until);
                     Ok(Ok(lease))
                 }
                 Released::NotOurs => Ok(Err(Exit::LOST)),
@@ -137,8 +137,8 @@ impl Run {
         self.tally.judge(&course);
         let released = self.see_released(&course)?;
         drop(ends_us);
-        if hold_until.is_some() {
-            self.guardian.linger(lease);
+        if let Some(until) = hold_until {
+            self.guardian.linger(lease, until);
         }
         match released {
             Released::Done => Ok(course.exit()),

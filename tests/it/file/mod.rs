@@ -161,6 +161,42 @@ fn a_lock_file_that_moved_away_with_a_directory_further_up_is_a_lost_lock() {
 }
 
 #[test]
+fn a_lock_file_that_a_link_does_not_lead_to_any_more_is_a_lost_lock() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let (link, locks) = (bed.dir().join("link"), ["one", "two"].map(|name| bed.dir().join(name)));
+    locks.each_ref().map(|locks| std::fs::create_dir_all(locks.join("locks")).unwrap());
+    std::os::unix::fs::symlink(&locks[0], &link).unwrap();
+    let dlock = Dlock::new().env("DLOCK_BACKEND", format!("file://{}/locks", link.display())).run("x");
+    let holder = dlock.args(["--ttl", "10m"]).args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(1, 1);
+    until("the first look to be over", || has_inotify(holder.pid()));
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&locks[1], &link).unwrap();
+    holder.ended().expect(79).saying("deleted or replaced");
+}
+
+#[test]
+fn a_lock_file_that_something_is_mounted_over_is_a_lost_lock() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let (above, locks) = (bed.dir().join("a"), bed.dir().join("a/locks"));
+    std::fs::create_dir_all(&locks).unwrap();
+    let namespaces = ["--map-root-user", "--mount"];
+    if !Command::new("unshare").args(namespaces).arg("true").status().unwrap().success() {
+        eprintln!("skipped: no namespaces here");
+        return;
+    }
+    let dlock = Dlock::played_by("unshare").args(namespaces).arg(assert_cmd::cargo::cargo_bin!("dlock"));
+    let dlock = dlock.env("DLOCK_BACKEND", format!("file://{}", locks.display())).run("x");
+    let holder = dlock.args(["--ttl", "10m"]).args(log.witness(&["ignore-term"])).spawn();
+    log.await_runs(1, 1);
+    until("the first look to be over", || has_inotify(holder.pid()));
+    let mut mount = Command::new("nsenter");
+    mount.args(["--target", &holder.pid().to_string(), "--user", "--preserve-credentials", "--mount"]);
+    assert!(mount.args(["mount", "-t", "tmpfs", "none"]).arg(above).status().unwrap().success());
+    holder.ended().expect(79).saying("deleted or replaced");
+}
+
+#[test]
 fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
     let (bed, go) = (FileBed::new(), Go::new());
     bed.dlock().run("x").sh("exit 0").ended().expect(0);

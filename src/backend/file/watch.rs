@@ -1,0 +1,138 @@
+//! Being told by the kernel what happens to files: by inotify(7), and by the table of mounts, which can be polled.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::paths::Paths;
+use crate::lock::OwnerId;
+
+/// Where the kernel has no watch left for us, we look this often instead.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The same where it does not tell of everything: some directory above is not ours to watch, or a link.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+pub enum Watch {
+    Events(AsyncFd<Events>),
+    Nothing,
+}
+
+pub struct Events(Inotify);
+
+impl AsRawFd for Events {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Watch {
+    pub fn new(watched: &[(PathBuf, AddWatchFlags)]) -> Watch {
+        let events = || -> Option<AsyncFd<Events>> {
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
+            for (path, events) in watched {
+                inotify.add_watch(path.as_path(), *events).ok()?;
+            }
+            // SAFETY: `Events` owns the descriptor and never gives another one out or closes it before it is dropped.
+            #[allow(unsafe_code)]
+            unsafe { AsyncFd::register_with_interest(Events(inotify), Interest::READABLE) }.ok()
+        };
+        events().map_or(Watch::Nothing, Watch::Events)
+    }
+
+    /// Watches one more, if that is possible.
+    fn add(&self, path: &Path, events: AddWatchFlags) -> bool {
+        match self {
+            Watch::Events(fd) => fd.get_ref().0.add_watch(path, events).is_ok(),
+            Watch::Nothing => false,
+        }
+    }
+
+    /// Until an event comes whose file name matters.
+    pub async fn next(&mut self, matters: impl Fn(Option<&str>) -> bool) -> Result<()> {
+        match self {
+            Watch::Nothing => tokio::time::sleep(LOOK_EVERY).await,
+            Watch::Events(fd) => loop {
+                let mut ready = fd.readable().await?;
+                let events = ready.get_inner().0.read_events().unwrap_or_default();
+                ready.clear_ready();
+                if events.iter().any(|event| matters(event.name.as_ref().and_then(|name| name.to_str()))) {
+                    return Ok(());
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+/// What a holder is told.
+pub enum Told {
+    /// The lock file, or what belongs to it, was touched.
+    Touched,
+    /// Something has changed, elsewhere perhaps; or nothing, where we are not told of everything.
+    Look,
+}
+
+/// All that can come between a holder and its lock file: the file and every directory above it are deleted or renamed,
+/// something is mounted over one of them, or an operator leaves a mark.
+pub struct Interference {
+    watch: Watch,
+    mark: String,
+    /// Unless there is something that we would not be told of.
+    mounts: Option<AsyncFd<File>>,
+}
+
+impl Interference {
+    pub fn watch(paths: &Paths, owner: &OwnerId) -> Interference {
+        let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
+        let touched = moved | AddWatchFlags::IN_ATTRIB;
+        let watch =
+            Watch::new(&[(paths.lock.clone(), touched), (paths.side.clone(), moved | AddWatchFlags::IN_MOVED_TO)]);
+        let mut directories = paths.lock.ancestors().skip(1);
+        let seen = is_no_link(&paths.lock) && directories.all(|above| watch.add(above, moved));
+        let mounts = if seen { mounts() } else { None };
+        Interference { watch, mark: format!("revoke.{owner}"), mounts }
+    }
+
+    pub async fn next(&mut self) -> Result<Told> {
+        let mark = &self.mark;
+        let touched = self.watch.next(|name| name.is_none_or(|name| name == mark));
+        match &self.mounts {
+            Some(mounts) => tokio::select! {
+                touched = touched => touched.map(|()| Told::Touched),
+                changed = mounts.ready(Interest::PRIORITY) => {
+                    changed?.clear_ready();
+                    Ok(Told::Look)
+                }
+            },
+            None => match tokio::time::timeout(LOOK_AGAIN, touched).await {
+                Ok(touched) => touched.map(|()| Told::Touched),
+                Err(_) => Ok(Told::Look),
+            },
+        }
+    }
+}
+
+/// Whether every name on the way stands for itself: what a link points to can change without a trace.
+fn is_no_link(path: &Path) -> bool {
+    std::fs::canonicalize(path).is_ok_and(|canonical| canonical == path)
+}
+
+/// Has priority to tell when something was mounted or unmounted.
+fn mounts() -> Option<AsyncFd<File>> {
+    let table = File::open("/proc/self/mountinfo").ok()?;
+    // SAFETY: the file is nobody else's, and is closed when it is not watched any more.
+    #[allow(unsafe_code)]
+    unsafe { AsyncFd::register_with_interest(table, Interest::PRIORITY) }.ok()
+}
