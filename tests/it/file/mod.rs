@@ -164,7 +164,9 @@ fn a_lock_file_that_moved_away_with_a_directory_further_up_is_a_lost_lock() {
 fn a_lock_file_that_a_link_does_not_lead_to_any_more_is_a_lost_lock() {
     let (bed, log) = (FileBed::new(), Log::new());
     let (link, locks) = (bed.dir().join("link"), ["one", "two"].map(|name| bed.dir().join(name)));
-    locks.each_ref().map(|locks| std::fs::create_dir_all(locks.join("locks")).unwrap());
+    for locks in &locks {
+        std::fs::create_dir_all(locks.join("locks")).unwrap();
+    }
     std::os::unix::fs::symlink(&locks[0], &link).unwrap();
     let dlock = Dlock::new().env("DLOCK_BACKEND", format!("file://{}/locks", link.display())).run("x");
     let holder = dlock.args(["--ttl", "10m"]).args(log.witness(&["ignore-term"])).spawn();
