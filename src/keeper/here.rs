@@ -76,6 +76,15 @@ impl Here {
         Ok(())
     }
 
+    /// Goes as far as it can without waiting for anything.
+    pub fn step(&mut self) {
+        if let (Some(runtime), Some(working)) = (&self.runtime, &mut self.work)
+            && runtime.block_on(poll_fn(|waking| Poll::Ready(working.as_mut().poll(waking)))).is_ready()
+        {
+            self.work = None;
+        }
+    }
+
     /// Ends here, to be taken up elsewhere. It must have been told to.
     pub fn part(mut self) -> Option<Parted> {
         self.sources.clear();
@@ -105,12 +114,8 @@ fn is_ready(source: &AsyncFd<OwnedFd>, waking: &mut Waking<'_>) -> bool {
 }
 
 impl Drop for Here {
-    /// A name that is being looked up is not waited for.
+    /// The process is about to end: nothing is taken apart for that, nor is a name waited for that is being looked up.
     fn drop(&mut self) {
-        self.work = None;
-        self.sources.clear();
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        std::mem::forget((self.runtime.take(), self.work.take(), std::mem::take(&mut self.sources)));
     }
 }

@@ -135,8 +135,12 @@ impl Keeper {
     }
 
     /// Only after every process of the command is dead. Answered by `Released`.
-    pub fn release(&self, ending: Ending) {
+    pub fn release(&mut self, ending: Ending) {
         let _ = self.orders.send(Order::Release(Box::new(ending)));
+        // Somebody may be waiting for it, and whoever has ordered this has other things to do.
+        if let Some(here) = &mut self.here {
+            here.step();
+        }
     }
 
     /// What has happened since, if anything.
