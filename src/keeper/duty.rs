@@ -19,8 +19,6 @@ pub struct Duty {
     pub ordered: UnboundedReceiver<Order>,
     pub tell: Teller,
     pub push: Box<dyn Fn(Deadlines) + Send>,
-    /// There is nothing left to renew.
-    pub is_lost: bool,
 }
 
 /// For a request that only has to be on its way.
@@ -29,32 +27,28 @@ const LAST_WORD: Duration = Duration::from_millis(200);
 /// How a lease stops being kept.
 enum Kept {
     UntilReleased(Box<Ending>),
-    /// To be kept on another thread.
-    Elsewhere,
     /// Given up before anything was started under it; or the main thread is gone, and with it the process.
     Unused,
 }
 
 impl Duty {
-    /// Until all is done; or as far as it goes on this thread, with the lease that is to be kept on another one.
-    pub async fn run(&mut self) -> Option<Lease> {
+    /// Until the lock is ours, or is not going to be.
+    pub async fn begin(&mut self) -> Option<Lease> {
         match self.refuse_nested().await {
-            Ok(None) => {}
-            Ok(Some(holder)) => return self.end(News::Nested(Box::new(holder))),
-            Err(error) => return self.end(News::Failed(error)),
+            Ok(None) => self.acquire().await,
+            Ok(Some(holder)) => self.end(News::Nested(Box::new(holder))),
+            Err(error) => self.end(News::Failed(error)),
         }
-        let lease = self.acquire().await?;
-        self.go_on(lease).await
     }
 
-    pub async fn go_on(&mut self, mut lease: Lease) -> Option<Lease> {
+    /// From there until it is not ours any more.
+    pub async fn go_on(&mut self, mut lease: Lease) {
         match self.keep(&mut lease).await {
             Kept::UntilReleased(ending) => {
                 let released = self.release(&lease, &ending).await;
-                self.end(News::Released(released))
+                self.tell.tell(News::Released(released));
             }
-            Kept::Elsewhere => Some(lease),
-            Kept::Unused => self.withdraw().await,
+            Kept::Unused => drop(self.withdraw().await),
         }
     }
 
@@ -68,7 +62,7 @@ impl Duty {
 
     /// The one waiting loop: try; if busy, sleep until something changes, our place needs a sign of life,
     /// or we are told to give up.
-    pub(super) async fn acquire(&mut self) -> Option<Lease> {
+    async fn acquire(&mut self) -> Option<Lease> {
         let mut answered = false;
         let mut troubled = false;
         let mut pause = Pause::new();
@@ -154,7 +148,7 @@ impl Duty {
     async fn keep(&mut self, lease: &mut Lease) -> Kept {
         let mut troubled = false;
         let mut pause = Pause::new();
-        while !self.is_lost {
+        loop {
             let terms = self.charge.terms.shortened_to(lease.term.ttl);
             let due = lease.term.from + terms.renew_every();
             tokio::select! {
@@ -184,12 +178,12 @@ impl Duty {
                     self.tell.tell(News::Renewed(deadlines));
                 }
                 Ok(Renewal::Lost(why)) => {
-                    self.is_lost = true;
                     self.tell.tell(News::Lost(why));
+                    return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Revoked(reason)) => {
-                    self.is_lost = true;
                     self.tell.tell(News::Revoked(reason));
+                    return kept(self.ordered.recv().await);
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
@@ -203,7 +197,6 @@ impl Duty {
                 }
             }
         }
-        kept(self.ordered.recv().await)
     }
 
     /// Tries until it is done or the lease has run out by itself.
@@ -232,7 +225,6 @@ impl Duty {
 fn kept(order: Option<Order>) -> Kept {
     match order {
         Some(Order::Release(ending)) => Kept::UntilReleased(ending),
-        Some(Order::Part) => Kept::Elsewhere,
         Some(Order::GiveUp) | None => Kept::Unused,
     }
 }

@@ -14,34 +14,89 @@ use super::duty::Duty;
 use crate::backend::Lease;
 use crate::clock::{self, Instant};
 
-/// A keeper between two threads.
-pub struct Parted {
-    pub runtime: Runtime,
+/// Ends with the lock that is ours, if it is.
+type Work = Pin<Box<dyn Future<Output = Option<Held>>>>;
+
+/// A lock that is ours, and whoever is to keep it.
+pub struct Held {
     pub duty: Duty,
     pub lease: Lease,
 }
 
-/// Ends with what is to go on elsewhere, if it does.
-type Work = Pin<Box<dyn Future<Output = Option<(Duty, Lease)>>>>;
+impl Held {
+    /// When the lease has to be renewed.
+    pub fn due(&self) -> Instant {
+        self.lease.term.from + self.duty.charge.terms.shortened_to(self.lease.term.ttl).renew_every()
+    }
+
+    pub async fn go_on(self) {
+        let Held { mut duty, lease } = self;
+        duty.go_on(lease).await;
+    }
+}
 
 pub struct Here {
     /// Taken out only to go elsewhere.
     runtime: Option<Runtime>,
-    /// Until all is done, or until it is told to part.
-    work: Option<Work>,
+    state: State,
     /// What wakes us besides; always the same, but the last may be missing at the end.
     sources: Vec<AsyncFd<OwnedFd>>,
 }
 
+enum State {
+    Working(Work),
+    /// The command has begun, and may soon be over.
+    Resting(Box<Held>),
+    Done,
+}
+
 impl Here {
-    pub fn new(work: impl Future<Output = Option<(Duty, Lease)>> + 'static) -> Result<Here> {
+    pub fn new(work: impl Future<Output = Option<Held>> + 'static) -> Result<Here> {
         let runtime =
             Builder::new_current_thread().enable_all().build().context("cannot start the keeper's runtime")?;
-        Ok(Here { runtime: Some(runtime), work: Some(Box::pin(work)), sources: Vec::new() })
+        Ok(Here { runtime: Some(runtime), state: State::Working(Box::pin(work)), sources: Vec::new() })
     }
 
-    pub fn is_done(&self) -> bool {
-        self.work.is_none()
+    /// What is at rest here, to be taken up elsewhere.
+    pub fn part(&mut self) -> Option<(Runtime, Held)> {
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Resting(held) => {
+                self.sources.clear();
+                Some((self.runtime.take()?, *held))
+            }
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    pub fn at_rest(&self) -> Option<&Held> {
+        match &self.state {
+            State::Resting(held) => Some(held),
+            State::Working(_) | State::Done => None,
+        }
+    }
+
+    /// There is something to do.
+    pub fn resume(&mut self) {
+        self.state = match std::mem::replace(&mut self.state, State::Done) {
+            State::Resting(held) => State::Working(Box::pin(async {
+                held.go_on().await;
+                None
+            })),
+            other => other,
+        };
+    }
+
+    /// Goes as far as it can without waiting for anything.
+    pub fn step(&mut self) {
+        if let Some(runtime) = &self.runtime {
+            runtime.block_on(poll_fn(|waking| {
+                self.state.poll(waking);
+                Poll::Ready(())
+            }));
+        }
     }
 
     /// Works until it is told that there is something to hear, until one of these sources has something to say (or had,
@@ -52,7 +107,7 @@ impl Here {
         due: Option<Instant>,
         mut has_news: impl FnMut() -> bool,
     ) -> Result<()> {
-        let Here { runtime: Some(runtime), work, sources: known } = self else { return Ok(()) };
+        let Here { runtime: Some(runtime), state, sources: known } = self else { return Ok(()) };
         let _inside = runtime.enter();
         for source in sources.iter().skip(known.len()) {
             known.push(watched(source).context("cannot wait for signals and the guardian")?);
@@ -64,33 +119,22 @@ impl Here {
             }
         });
         runtime.block_on(poll_fn(|waking| {
-            if let Some(working) = work
-                && working.as_mut().poll(waking).is_ready()
-            {
-                *work = None;
-            }
+            state.poll(waking);
             // What is not asked for any more may have been closed, and would be ready for ever.
             let spoken_to = known.iter().take(sources.len()).any(|source| is_ready(source, waking));
             if has_news() || spoken_to { Poll::Ready(()) } else { is_due.as_mut().poll(waking) }
         }));
         Ok(())
     }
+}
 
-    /// Goes as far as it can without waiting for anything.
-    pub fn step(&mut self) {
-        if let (Some(runtime), Some(working)) = (&self.runtime, &mut self.work)
-            && runtime.block_on(poll_fn(|waking| Poll::Ready(working.as_mut().poll(waking)))).is_ready()
+impl State {
+    fn poll(&mut self, waking: &mut Waking<'_>) {
+        if let State::Working(work) = self
+            && let Poll::Ready(held) = work.as_mut().poll(waking)
         {
-            self.work = None;
+            *self = held.map_or(State::Done, |held| State::Resting(Box::new(held)));
         }
-    }
-
-    /// Ends here, to be taken up elsewhere. It must have been told to.
-    pub fn part(mut self) -> Option<Parted> {
-        self.sources.clear();
-        let (runtime, work) = (self.runtime.take()?, self.work.take()?);
-        let (duty, lease) = runtime.block_on(work)?;
-        Some(Parted { runtime, duty, lease })
     }
 }
 
@@ -116,6 +160,7 @@ fn is_ready(source: &AsyncFd<OwnedFd>, waking: &mut Waking<'_>) -> bool {
 impl Drop for Here {
     /// The process is about to end: nothing is taken apart for that, nor is a name waited for that is being looked up.
     fn drop(&mut self) {
-        std::mem::forget((self.runtime.take(), self.work.take(), std::mem::take(&mut self.sources)));
+        let state = std::mem::replace(&mut self.state, State::Done);
+        std::mem::forget((self.runtime.take(), state, std::mem::take(&mut self.sources)));
     }
 }

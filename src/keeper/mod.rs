@@ -4,8 +4,8 @@
 //! process and no signal: if it hangs, the deadlines are simply not pushed.
 //!
 //! It begins on the main thread, while that has nothing to do but wait for it: waking another thread takes longer than
-//! asking a server. When the command has run for a moment it gets a thread of its own, so that nothing that holds up the
-//! main thread can keep the lease from being renewed.
+//! asking a server. Then it rests, until the command is over, which may be soon. If not, it gets a thread of its own, so
+//! that nothing that holds up the main thread can keep the lease from being renewed.
 
 mod duty;
 mod here;
@@ -22,13 +22,14 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::backend::{Ask, Backend, Busy, Ending, Lease, Patience, Released};
 use crate::clock::Instant;
 use crate::lock::{Deadlines, Holder, OwnerId, Terms};
 use duty::Duty;
-use here::{Here, Parted};
+use here::{Held, Here};
 
 /// What the main thread hears.
 #[derive(Debug)]
@@ -56,8 +57,6 @@ pub enum News {
 enum Order {
     GiveUp,
     Release(Box<Ending>),
-    /// Go on on another thread.
-    Part,
 }
 
 /// The main thread's end.
@@ -93,8 +92,8 @@ impl Keeper {
         let here = Here::new(async move {
             match open() {
                 Ok(backend) => {
-                    let mut duty = Duty { backend, charge, ordered, tell, push: Box::new(push), is_lost: false };
-                    duty.run().await.map(|lease| (duty, lease))
+                    let mut duty = Duty { backend, charge, ordered, tell, push: Box::new(push) };
+                    duty.begin().await.map(|lease| Held { duty, lease })
                 }
                 Err(error) => {
                     tell.tell(News::Failed(error));
@@ -105,41 +104,48 @@ impl Keeper {
         Ok(Keeper { orders, news, heard: VecDeque::new(), bell, here: Some(here) })
     }
 
-    /// Gives the keeper of a lock that is held a thread of its own. Where there is none to be had it stays, and the
-    /// answer is no.
-    pub fn go_on_alone(&mut self) -> bool {
-        let Some(here) = &self.here else { return true };
-        if here.is_done() {
-            return true;
-        }
-        let (give, taken) = channel::<Parted>();
+    /// Until when a lock that is ours needs no keeper.
+    pub fn rests_until(&self) -> Option<Instant> {
+        self.here.as_ref()?.at_rest().map(Held::due)
+    }
+
+    /// From here on the lock is kept, by a thread of its own. Where there is none to be had, it is done here.
+    pub fn go_on_alone(&mut self) {
+        let Some(here) = self.here.as_mut().filter(|here| here.at_rest().is_some()) else { return };
+        let (give, taken) = channel::<(Runtime, Held)>();
         let thread = move || {
-            if let Ok(Parted { runtime, mut duty, lease }) = taken.recv() {
-                runtime.block_on(duty.go_on(lease));
+            if let Ok((runtime, held)) = taken.recv() {
+                runtime.block_on(held.go_on());
                 runtime.shutdown_background();
             }
         };
         if std::thread::Builder::new().name("keeper".into()).spawn(thread).is_err() {
-            return false;
+            return here.resume();
         }
-        let _ = self.orders.send(Order::Part);
-        if let Some(parted) = self.here.take().and_then(Here::part) {
-            let _ = give.send(parted);
+        if let Some(held) = here.part() {
+            self.here = None;
+            let _ = give.send(held);
         }
-        true
     }
 
     /// Leave the queue, and the lock should it have come at the last moment. Answered by `Withdrawn`.
-    pub fn give_up(&self) {
-        let _ = self.orders.send(Order::GiveUp);
+    pub fn give_up(&mut self) {
+        self.order(Order::GiveUp);
     }
 
     /// Only after every process of the command is dead. Answered by `Released`.
     pub fn release(&mut self, ending: Ending) {
-        let _ = self.orders.send(Order::Release(Box::new(ending)));
+        self.order(Order::Release(Box::new(ending)));
         // Somebody may be waiting for it, and whoever has ordered this has other things to do.
         if let Some(here) = &mut self.here {
             here.step();
+        }
+    }
+
+    fn order(&mut self, order: Order) {
+        let _ = self.orders.send(order);
+        if let Some(here) = &mut self.here {
+            here.resume();
         }
     }
 

@@ -46,7 +46,6 @@ fn stage(script: &[Act]) -> Stage {
         ordered,
         tell: Teller { news: tell, bell: Arc::new(EventFd::new().unwrap()) },
         push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.term))),
-        is_lost: false,
     };
     Stage { duty, orders, news, pushed, calls }
 }
@@ -67,6 +66,14 @@ fn ending() -> Ending {
     Ending { last_run: Some(last_run), hold_until: None }
 }
 
+impl Duty {
+    async fn whole(&mut self) {
+        if let Some(lease) = self.begin().await {
+            self.go_on(lease).await;
+        }
+    }
+}
+
 impl Stage {
     /// Lets the keeper work for so long, then orders a release and waits for its end.
     async fn hold_for(&mut self, span: Duration) {
@@ -75,7 +82,7 @@ impl Stage {
             tokio::time::sleep(span).await;
             orders.send(Order::Release(Box::new(ending()))).unwrap();
         };
-        tokio::join!(self.duty.run(), release);
+        tokio::join!(self.duty.whole(), release);
     }
 
     fn heard(&self, pattern: fn(&News) -> bool) -> usize {
@@ -169,7 +176,7 @@ async fn a_revoked_lease_is_not_renewed_any_more() {
 async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_it_may_have_got() {
     let mut stage = stage(&[Act::Hang, Act::Hang]);
     let began = clock::now();
-    stage.duty.run().await;
+    stage.duty.whole().await;
     assert!(began.elapsed() < Duration::from_millis(5500), "{:?}", began.elapsed());
     assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
     let failed = stage.news.try_iter().find_map(|news| match news {
@@ -182,7 +189,7 @@ async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_an_outage_but_not_a_refusal() {
     let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Hang, Act::Busy, Act::Refuse]);
-    stage.duty.run().await;
+    stage.duty.whole().await;
     let heard: Vec<_> = stage.news.try_iter().collect();
     assert!(
         matches!(heard[..], [News::Busy(_), News::Trouble(_), News::Recovered, News::Busy(_), News::Failed(_)]),
@@ -198,7 +205,7 @@ async fn giving_up_in_the_moment_of_the_grant_lets_go_of_it() {
         tokio::time::sleep(Duration::from_millis(1)).await;
         orders.send(Order::GiveUp).unwrap();
     };
-    tokio::join!(stage.duty.run(), give_up);
+    tokio::join!(stage.duty.whole(), give_up);
     assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
     assert_eq!(stage.heard(|news| matches!(news, News::Withdrawn)), 1);
 }
@@ -225,7 +232,7 @@ async fn a_release_whose_answer_got_lost_is_not_taken_for_a_loss() {
 async fn a_grant_that_is_lost_before_anything_started_is_given_back() {
     let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Late(TTL / 3), Act::Lose]);
     stage.duty.charge.patience.attempt = TTL;
-    stage.duty.run().await;
+    stage.duty.whole().await;
     assert_eq!(stage.calls.lock().unwrap()[2..], [Call::Acquire, Call::Renew, Call::Withdraw]);
     let failed =
         |news| matches!(news, News::Failed(error) if crate::exit::Fault::of(&error) == crate::exit::Fault::NotOurs);
@@ -248,40 +255,6 @@ async fn a_grant_that_was_long_on_its_way_is_renewed_before_anything_starts() {
     assert_eq!(stage.calls.lock().unwrap()[..2], [Call::Acquire, Call::Renew]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_changes_threads_is_renewed_when_it_was_due_and_released_once() {
-    let mut stage = stage(&[]);
-    let began = clock::now();
-    let lease = stage.duty.acquire().await.expect("granted");
-    stage.orders.send(Order::Part).unwrap();
-    let lease = stage.duty.go_on(lease).await.expect("told to part");
-    let (orders, span) = (stage.orders.clone(), TTL / 3 + Duration::from_secs(1));
-    let release = async move {
-        tokio::time::sleep(span).await;
-        orders.send(Order::Release(Box::new(ending()))).unwrap();
-    };
-    let (parted, ()) = tokio::join!(stage.duty.go_on(lease), release);
-    assert!(parted.is_none());
-    assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Renew, Call::Release]);
-    let pushed = stage.pushed.lock().unwrap().clone();
-    assert!(pushed[0].0.since(began + TTL / 3) < Duration::from_millis(50), "{pushed:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_lost_is_said_to_be_so_once_on_whatever_thread() {
-    let mut stage = stage(&[Act::Good, Act::Lose]);
-    let orders = stage.orders.clone();
-    let later = async move {
-        tokio::time::sleep(TTL / 2).await;
-        orders.send(Order::Part).unwrap();
-    };
-    let (parted, ()) = tokio::join!(stage.duty.run(), later);
-    stage.orders.send(Order::Release(Box::new(ending()))).unwrap();
-    stage.duty.go_on(parted.expect("told to part")).await;
-    assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Renew, Call::Release]);
-    assert_eq!(stage.heard(|news| matches!(news, News::Lost(_))), 1);
-}
-
 #[test]
 fn a_keeper_whose_thread_is_blocked_leaves_the_main_thread_free() {
     let charge = stage(&[]).duty.charge;
@@ -291,7 +264,7 @@ fn a_keeper_whose_thread_is_blocked_leaves_the_main_thread_free() {
     let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
     keeper.wait(&[], None).unwrap();
     assert!(matches!(keeper.news(), Some(News::Granted(..))));
-    assert!(keeper.go_on_alone());
+    keeper.go_on_alone();
     while calls.lock().unwrap().last() != Some(&Call::Renew) {
         std::thread::yield_now();
     }
@@ -322,4 +295,18 @@ fn on_the_main_thread_a_keeper_works_while_that_waits_for_something_else() {
         assert_eq!(keeper.wait(&[signal.as_fd()], None).unwrap(), [false]);
     }
     assert!(matches!(keeper.news(), Some(News::Granted(..))));
+}
+
+#[test]
+fn what_is_over_soon_is_never_asked_for_in_between() {
+    let charge = stage(&[]).duty.charge;
+    let backend = Scripted::new(TTL, &[]);
+    let calls = Arc::clone(&backend.calls);
+    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
+    keeper.wait(&[], None).unwrap();
+    assert!(matches!(keeper.news(), Some(News::Granted(..))));
+    keeper.wait(&[], Some(clock::now() + Duration::from_millis(5))).unwrap();
+    keeper.release(ending());
+    assert_eq!(calls.lock().unwrap()[..], [Call::Acquire, Call::Release]);
+    assert!(matches!(keeper.news(), Some(News::Released(Ok(Released::Done)))));
 }

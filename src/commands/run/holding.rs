@@ -17,30 +17,28 @@ use crate::lock::Deadlines;
 use crate::mutant::{self, Mutant};
 use crate::report::Event;
 
-/// A run that is over by then needs no second thread.
+/// A run that is over by then needs nobody who keeps its lock.
 const SHORT_RUN: Duration = Duration::from_millis(50);
-/// How long to wait for one where there are too many.
-const NO_THREAD: Duration = Duration::from_secs(1);
 
 impl Run {
     /// Until no process of the command is left.
     pub fn supervise(&mut self, deadlines: &mut Option<Deadlines>) -> Result<Course> {
         let mut course = Course::default();
-        let mut keeper_goes = Some(clock::now() + SHORT_RUN);
+        let mut keeping_begins = self.keeper.rests_until().map(|due| due.min(clock::now() + SHORT_RUN));
         let mut timeout = self.job.timeout.map(|limit| clock::now() + limit);
         loop {
             if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
                 return Ok(course);
             }
             let backstop = deadlines.map(Deadlines::backstop);
-            let due = [timeout, backstop, keeper_goes].into_iter().flatten().min();
+            let due = [timeout, backstop, keeping_begins].into_iter().flatten().min();
             let happening = self.next(due).inspect_err(|_| {
                 // Whoever hears nothing any more cannot go on, and must leave nothing running.
                 self.guardian.leave_it_to();
             })?;
             // Whatever it is, it may take us longer than the lease can wait: nobody may be reading what we say.
-            if keeper_goes.is_some() && !matches!(happening, Happening::Guardian(Report::Empty { .. })) {
-                keeper_goes = Some(clock::now() + NO_THREAD).filter(|_| !self.keeper.go_on_alone());
+            if !matches!(happening, Happening::Guardian(Report::Empty { .. })) && keeping_begins.take().is_some() {
+                self.keeper.go_on_alone();
             }
             match happening {
                 Happening::Signal(caught) => self.forward(caught, &mut course),
