@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,11 +12,15 @@ use anyhow::{Context, Result};
 use nix::libc;
 
 use super::directory::refusal;
+use crate::backend::KEPT_FOR_THE_LATE;
 use crate::lock::{LastRun, OwnerId};
 use crate::random;
 
 /// Never through a link, and never waiting for whoever is at the other end of a pipe.
 const SAFELY: i32 = libc::O_NOFOLLOW | libc::O_NOCTTY | libc::O_NONBLOCK;
+
+/// What the names of [`Paths::taken`] begin with.
+const TAKEN: &str = "taken.";
 
 /// What belongs to one lock.
 #[derive(Clone, Debug)]
@@ -178,6 +183,24 @@ impl Paths {
 
     pub fn revoke(&self, owner: &OwnerId) -> PathBuf {
         self.side.join(format!("revoke.{owner}"))
+    }
+
+    /// Why an operator has freed the lock on the spot that was this owner's.
+    pub fn taken(&self, owner: &OwnerId) -> PathBuf {
+        self.side.join(format!("{TAKEN}{owner}"))
+    }
+
+    /// Leaves a holder word of why, before it can find its lock gone; and takes away what nobody came for.
+    pub fn note_taken(&self, owner: &OwnerId, reason: &str) -> Result<()> {
+        let is_old = |entry: &std::fs::DirEntry| {
+            let age = entry.metadata().and_then(|meta| meta.modified()).map(|modified| modified.elapsed());
+            matches!(age, Ok(Ok(age)) if age > KEPT_FOR_THE_LATE)
+        };
+        let entries = std::fs::read_dir(&self.side).into_iter().flatten().flatten();
+        for old in entries.filter(|one| one.file_name().as_bytes().starts_with(TAKEN.as_bytes())).filter(is_old) {
+            let _ = std::fs::remove_file(old.path());
+        }
+        self.replace(&self.taken(owner), reason.as_bytes()).map(drop)
     }
 }
 

@@ -28,14 +28,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 
 use super::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
     Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term, Token};
 use answer::{PLACE, outcome, word};
 use client::{Answer, Client};
 use session::Parameters;
@@ -96,6 +96,17 @@ impl Postgres {
             term: Term { from, ttl, slack: Duration::ZERO },
             descriptors: Vec::new(),
         })
+    }
+}
+
+impl Postgres {
+    /// Why an owner's lock was freed on the spot, if it was.
+    async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
+        const SQL: &str = "SELECT t.reason FROM dlock.taken t WHERE t.name = $1 AND t.owner = $2
+            ORDER BY t.token DESC LIMIT 1";
+        let with: &Parameters<'_> = &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT)];
+        let answer = self.client.call(SQL, with).await?;
+        Ok(answer.and_then(|answer| answer.rows.first().map(|row| row.try_get(0))).transpose()?)
     }
 }
 
@@ -221,6 +232,7 @@ impl Backend for Postgres {
             }
             "revoked" => Renewal::Revoked(reason),
             "lost" => Renewal::Lost(reason),
+            "taken" => Renewal::Taken(reason),
             other => bail!("dlock.renew says {other:?}"),
         })
     }
@@ -243,18 +255,24 @@ impl Backend for Postgres {
         ];
         let Some(answer) = self.client.call(&sql, with).await? else { return Ok(Released::NotOurs) };
         let ours: bool = answer.row()?.try_get(0)?;
-        Ok(if ours { Released::Done } else { Released::NotOurs })
+        if ours {
+            return Ok(Released::Done);
+        }
+        Ok(self.why_taken(&lease.name, &lease.owner).await?.map_or(Released::NotOurs, Released::Taken))
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, make_interval(secs => $3))";
-        let (name, owner, ttl) = (name.as_str(), owner.as_str(), ttl.as_secs_f64());
-        let with: &Parameters<'_> = &[(&name, Type::TEXT), (&owner, Type::TEXT), (&ttl, Type::FLOAT8)];
+        let with: &Parameters<'_> =
+            &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT), (&ttl.as_secs_f64(), Type::FLOAT8)];
         let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Reheld::NotOurs) };
         let row = answer.row()?;
         Ok(match row.try_get(0)? {
             "done" => Reheld::Done,
-            "not ours" => Reheld::NotOurs,
+            "not ours" => {
+                let why = self.why_taken(name, owner).await?;
+                why.map_or(Reheld::NotOurs, Reheld::Taken)
+            }
             "revoked" => Reheld::Revoked(row.try_get(1)?),
             "running" => Reheld::Running,
             other => bail!("dlock.rehold says {other:?}"),
@@ -291,14 +309,22 @@ impl Backend for Postgres {
         let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
             return Ok(Revoked::NotHeld);
         };
-        let reason = match how {
-            Revoke::Safely { reason } => Some(reason.as_str()),
-            Revoke::Now => None,
+        let (reason, now) = match how {
+            Revoke::Safely { reason } => (reason.as_str(), false),
+            Revoke::Now { reason } => (reason.as_str(), true),
         };
-        let token = number(token)?;
-        let with: &Parameters<'_> =
-            &[(&name.as_str(), Type::TEXT), (&owner, Type::TEXT), (&token, Type::INT8), (&reason, Type::TEXT)];
-        let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4)", with).await?;
+        let (name, token) = (name.as_str(), number(token)?);
+        let run = now.then(|| ascii(&LastRun::cut_short(from, reason).to_json()));
+        let whose: [(&(dyn ToSql + Sync), Type); 3] = [(&name, Type::TEXT), (&owner, Type::TEXT), (&token, Type::INT8)];
+        let how: [(&(dyn ToSql + Sync), Type); 3] = [(&reason, Type::TEXT), (&now, Type::BOOL), (&run, Type::TEXT)];
+        let with = [&whose[..], &how].concat();
+        let mut answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4, $5, $6::json)", &with).await?;
+        if answer.is_none() {
+            // A schema from before there were reasons for this.
+            let reason = (!now).then_some(reason);
+            let with = [&whose[..], &[(&reason, Type::TEXT)]].concat();
+            answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4)", &with).await?;
+        }
         let Some(answer) = answer else { return Ok(Revoked::NotHeld) };
         Ok(match answer.row()?.try_get(0)? {
             "marked" => Revoked::Marked,

@@ -32,7 +32,8 @@ use super::redis::resp::Value;
 use super::redis::script::Script;
 use super::redis::watch::Watch;
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
@@ -121,9 +122,9 @@ impl Redlock {
     }
 }
 
-/// The operator's reason, if a single node has the mark: it was meant for all of them.
-fn revoked(replies: &[Reply]) -> Option<String> {
-    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == "revoked")?;
+/// The operator's reason, if a single node was marked (`revoked`) or freed (`taken`): all of them were meant.
+fn reason(replies: &[Reply], said: &str) -> Option<String> {
+    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == said)?;
     Some(rest.first().and_then(Value::text).unwrap_or_default())
 }
 
@@ -165,9 +166,11 @@ impl Backend for Redlock {
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
         let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), &args).await;
-        if let Some(Ok((_, reason))) = replies.iter().find(|reply| matches!(reply, Ok((word, _)) if word == "revoked"))
-        {
-            return Ok(Renewal::Revoked(reason.first().and_then(Value::text).unwrap_or_default()));
+        if let Some(reason) = reason(&replies, "taken") {
+            return Ok(Renewal::Taken(reason));
+        }
+        if let Some(reason) = reason(&replies, "revoked") {
+            return Ok(Renewal::Revoked(reason));
         }
         let gone = count(&replies, "gone");
         if gone >= quorum {
@@ -191,8 +194,11 @@ impl Backend for Redlock {
         let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let done = match ([count(&replies, "released"), count(&replies, "gone")], before) {
+        let taken = reason(&replies, "taken");
+        let gone = count(&replies, "gone") + count(&replies, "taken");
+        let done = match ([count(&replies, "released"), gone], before) {
             ([released, _], _) if released >= quorum => Ok(Released::Done),
+            ([_, gone], _) if gone >= quorum && taken.is_some() => Ok(Released::Taken(taken.unwrap_or_default())),
             ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
             // After an earlier try that failed, a lease that ran out since is no loss.
             ([_, gone], Some(why)) if gone >= quorum => Err(redis::ran_out(&why)),
@@ -205,7 +211,10 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        if let Some(reason) = revoked(&replies) {
+        if let Some(reason) = reason(&replies, "taken") {
+            return Ok(Reheld::Taken(reason));
+        }
+        if let Some(reason) = reason(&replies, "revoked") {
             return Ok(Reheld::Revoked(reason));
         }
         Ok(match ["done", "gone", "running"].map(|word| count(&replies, word) >= quorum) {
@@ -234,9 +243,10 @@ impl Backend for Redlock {
         let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
         let (word, reason, done) = match how {
             Revoke::Safely { reason } => ("safely", reason.clone(), Revoked::Marked),
-            Revoke::Now => ("now", String::new(), Revoked::Freed),
+            Revoke::Now { reason } => ("now", reason.clone(), Revoked::Freed),
         };
-        let args = [owner, token, word.to_owned(), reason];
+        let (run, keep) = (LastRun::cut_short(from, &reason).to_json(), millis(KEPT_FOR_THE_LATE));
+        let args = [owner, token, word.to_owned(), reason, run, keep];
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
         Ok(match (count(&replies, "ours"), count(&replies, "gone"), count(&replies, "foreign")) {
             (ours, _, _) if ours >= quorum => done,

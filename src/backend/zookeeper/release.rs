@@ -126,9 +126,15 @@ impl ZooKeeper {
             Err(why) => return Err(refusal(why, format_args!("cannot read {path}"))),
         };
         let ours = |token| token == lease.token;
-        let done = last_run.is_some_and(|run| ours(run.fencing_token))
+        // What an operator who freed it on the spot has put there is about our run as well.
+        let taken = self.why_taken(&lease.name, &lease.owner).await?;
+        let done = last_run.is_some_and(|run| ours(run.fencing_token) && (taken.is_none() || run.reason.is_none()))
             || self.hold_of(&lease.name, &lease.owner).await?.is_some_and(|held| ours(held.hold.token));
         self.ensemble.part().await;
-        Ok(if done { Released::Done } else { Released::NotOurs })
+        Ok(match taken {
+            _ if done => Released::Done,
+            Some(reason) => Released::Taken(reason),
+            None => Released::NotOurs,
+        })
     }
 }
