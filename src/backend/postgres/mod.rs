@@ -17,6 +17,7 @@ mod client;
 mod examine;
 mod explain;
 mod passfile;
+mod revoke;
 mod schema;
 mod session;
 mod settings;
@@ -28,14 +29,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 
 use super::{
     Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
     Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
 use answer::{PLACE, outcome, word};
 use client::{Answer, Client};
 use session::Parameters;
@@ -96,17 +97,6 @@ impl Postgres {
             term: Term { from, ttl, slack: Duration::ZERO },
             descriptors: Vec::new(),
         })
-    }
-}
-
-impl Postgres {
-    /// Why an owner's lock was freed on the spot, if it was.
-    async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
-        const SQL: &str = "SELECT t.reason FROM dlock.taken t WHERE t.name = $1 AND t.owner = $2
-            ORDER BY t.token DESC LIMIT 1";
-        let with: &Parameters<'_> = &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT)];
-        let answer = self.client.call(SQL, with).await?;
-        Ok(answer.and_then(|answer| answer.rows.first().map(|row| row.try_get(0))).transpose()?)
     }
 }
 
@@ -231,8 +221,10 @@ impl Backend for Postgres {
                 Renewal::Held(Term { from, ttl, ..lease.term })
             }
             "revoked" => Renewal::Revoked(reason),
-            "lost" => Renewal::Lost(reason),
-            "taken" => Renewal::Taken(reason),
+            "lost" => match reason.strip_prefix(revoke::TAKEN) {
+                Some(why) => Renewal::Taken(why.to_owned()),
+                None => Renewal::Lost(reason),
+            },
             other => bail!("dlock.renew says {other:?}"),
         })
     }
@@ -306,31 +298,6 @@ impl Backend for Postgres {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
-            return Ok(Revoked::NotHeld);
-        };
-        let (reason, now) = match how {
-            Revoke::Safely { reason } => (reason.as_str(), false),
-            Revoke::Now { reason } => (reason.as_str(), true),
-        };
-        let (name, token) = (name.as_str(), number(token)?);
-        let run = now.then(|| ascii(&LastRun::cut_short(from, reason).to_json()));
-        let whose: [(&(dyn ToSql + Sync), Type); 3] = [(&name, Type::TEXT), (&owner, Type::TEXT), (&token, Type::INT8)];
-        let how: [(&(dyn ToSql + Sync), Type); 3] = [(&reason, Type::TEXT), (&now, Type::BOOL), (&run, Type::TEXT)];
-        let with = [&whose[..], &how].concat();
-        let mut answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4, $5, $6::json)", &with).await?;
-        if answer.is_none() {
-            // A schema from before there were reasons for this.
-            let reason = (!now).then_some(reason);
-            let with = [&whose[..], &[(&reason, Type::TEXT)]].concat();
-            answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4)", &with).await?;
-        }
-        let Some(answer) = answer else { return Ok(Revoked::NotHeld) };
-        Ok(match answer.row()?.try_get(0)? {
-            "marked" => Revoked::Marked,
-            "freed" => Revoked::Freed,
-            "not held" => Revoked::NotHeld,
-            other => bail!("dlock.revoke says {other:?}"),
-        })
+        self.take_away(name, from, how).await
     }
 }

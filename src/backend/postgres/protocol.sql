@@ -225,8 +225,8 @@ CREATE FUNCTION dlock.acquire(
     WHERE NOT EXISTS (SELECT FROM held)
 $$;
 
--- Extends the lease (held), or says that it is not ours any more (lost; taken: for that reason) or is wanted back
--- (revoked: ours until it ends, and not extended).
+-- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
+-- until it ends, and not extended), and why.
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
     OUT outcome text, OUT reason text
@@ -239,12 +239,12 @@ BEGIN
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
     IF self.token IS NULL THEN
-        SELECT 'taken', t.reason INTO outcome, reason
+        outcome := 'lost';
+        SELECT 'an operator took it away: ' || t.reason INTO reason
         FROM dlock.taken t WHERE t.name = renew.name AND t.token = renew.token AND t.owner = renew.owner;
         IF FOUND THEN
             RETURN;
         END IF;
-        outcome := 'lost';
         SELECT coalesce('it belongs to ' || max(c.owner), 'nobody holds it') INTO reason
         FROM dlock.contenders c WHERE c.name = renew.name AND c.token IS NOT NULL AND c.owner <> renew.owner;
         RETURN;

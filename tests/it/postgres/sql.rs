@@ -109,7 +109,7 @@ fn why_the_lock_of_an_sql_client_was_taken_away_is_on_record_and_told_to_it() {
     let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
     server.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "it's stuck"]).ended().expect(0);
     let renew = format!("SELECT outcome, reason FROM dlock.renew('{name}', 'psql', {granted})");
-    assert_eq!(server.sql(&renew), "taken|it's stuck");
+    assert_eq!(server.sql(&renew), "lost|an operator took it away: it's stuck");
     let last = server.sql(&format!("SELECT last_run->>'reason' FROM dlock.locks WHERE name = '{name}'"));
     assert_eq!(last, "it's stuck");
     // What it is granted later has nothing to do with it.
@@ -248,6 +248,14 @@ fn a_database_of_another_encoding_keeps_locks_too() {
     assert_eq!((once("täglich"), once("täglich")), ("ran\n".into(), "".into()));
     assert_eq!((once("10 €"), once("10 €")), ("ran\n".into(), "".into()));
     assert_eq!(once("10 \\u20ac"), "ran\n", "another key");
+    let reasons: [(&[&str], &str, &str); 3] =
+        [(&["--now"], "hängt", "(hängt)"), (&["--now"], "10 €", "(10 \\u20ac)"), (&[], "→", "(\\u2192)")];
+    for (how, reason, told) in reasons {
+        let (name, log) = (unique("reason"), Log::new());
+        let holder = holding(&url, &name, &["--ttl", "1h"], &log);
+        on(&url).args(["force-release", &name, "--yes", "--reason", reason]).args(how).ended().expect(0).silently();
+        holder.ended().expect(79).saying(told);
+    }
 }
 
 #[test]
