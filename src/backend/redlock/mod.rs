@@ -11,6 +11,8 @@
 //! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
 
 mod acquire;
+mod agreement;
+mod examine;
 #[cfg(test)]
 mod exhaustive;
 mod nodes;
@@ -57,7 +59,8 @@ static REVOKE: LazyLock<Script> = script!("revoke.lua");
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// Where among the keys the beginnings of those of notes and turns stand.
+/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
+const TOKEN: usize = 3;
 const NOTES: usize = 9;
 const TURNS: usize = 10;
 
@@ -234,7 +237,7 @@ impl Backend for Redlock {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        status::examine(self).await
+        examine::examine(self).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
