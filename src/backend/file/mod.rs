@@ -13,6 +13,7 @@ mod directory;
 mod examine;
 mod foreign;
 mod linger;
+mod once;
 mod paths;
 mod record;
 mod status;
@@ -178,13 +179,12 @@ impl Backend for FileBackend {
             Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.paths, last_run),
             _ => Ok(()),
         };
-        let _ = std::fs::remove_file(claim.paths.revoke(&lease.owner));
-        let taken = match ours {
-            Ok(false) => paths::read(&claim.paths.taken(&lease.owner)).ok(),
-            _ => None,
-        };
-        if taken.is_some() {
-            let _ = std::fs::remove_file(claim.paths.taken(&lease.owner));
+        let marked = std::fs::remove_file(claim.paths.revoke(&lease.owner)).is_ok();
+        let mut taken = None;
+        if marked || !matches!(ours, Ok(true)) {
+            let path = claim.paths.taken(&lease.owner);
+            taken = paths::read(&path).ok();
+            let _ = std::fs::remove_file(path);
         }
         match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.

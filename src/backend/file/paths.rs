@@ -66,25 +66,6 @@ impl Paths {
         })
     }
 
-    pub fn record_once(&self, key: &str) -> Result<()> {
-        let path = self.once();
-        let record = || {
-            let mut file = self.make(&path, File::options().append(true))?;
-            file.write_all(format!("{key}\n").as_bytes())?;
-            file.sync_data()
-        };
-        record().map_err(|error| refusal(error, "cannot write", &path))
-    }
-
-    pub fn is_recorded(&self, once: &str) -> Result<bool> {
-        let path = self.once();
-        match read(&path) {
-            Ok(keys) => Ok(keys.lines().any(|line| line == once)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(refusal(error, "cannot read", &path)),
-        }
-    }
-
     /// Writes over the last run in its place, in one piece: to put a new file there makes ext4 write to the disk at
     /// once. Whoever reads it meanwhile keeps the old one, and the new one takes its place.
     pub fn write_last_run(&self, run: &LastRun) -> Result<()> {
@@ -122,7 +103,7 @@ impl Paths {
     }
 
     /// Opens a file, and makes `NAME.d` if it needs that: whoever comes first has to.
-    fn make(&self, path: &Path, options: &mut OpenOptions) -> IoResult<File> {
+    pub(super) fn make(&self, path: &Path, options: &mut OpenOptions) -> IoResult<File> {
         let options = options.create(true).mode(0o600).custom_flags(SAFELY);
         let opened = match self.open_shared(path, options) {
             Err(error) if error.kind() == ErrorKind::NotFound => {

@@ -93,9 +93,10 @@ pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoke
         }
         // A fresh file would be everybody's loss. This one is told, and is no holder from now on.
         Revoke::Now { reason } if record.mode == Mode::Shared && holders.len() > 1 => {
-            match &record.hold {
-                None => drop(paths.replace(&paths.revoke(&owner), reason.as_bytes())?),
-                Some(_) => drop(paths.note_taken(&owner, reason)),
+            // The others may be next, and then it finds the file gone instead of the mark.
+            let _ = paths.note_taken(&owner, reason);
+            if record.hold.is_none() {
+                paths.replace(&paths.revoke(&owner), reason.as_bytes())?;
             }
             seen.bury(paths)?;
             Ok(Revoked::Freed)
