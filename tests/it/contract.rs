@@ -32,6 +32,7 @@ macro_rules! on {
                 a_waiter_that_is_told_to_stop_leaves_nothing_behind
                 shared_holders_hold_together_and_keep_an_exclusive_one_out
                 slots_let_so_many_in_and_number_them
+                a_single_slot_has_a_number_too
                 another_number_of_slots_is_65
                 once_runs_once_per_key
                 a_failed_run_does_not_count_as_once
@@ -45,6 +46,7 @@ macro_rules! on {
                 force_release_now_tells_the_holder_and_the_record_why
                 a_holder_that_comes_late_to_its_loss_still_learns_why
                 a_command_that_ends_as_its_lock_is_taken_away_is_lost_for_that_reason
+                all_of_several_holders_learn_why
                 an_acquired_lock_that_was_taken_away_says_why
                 force_release_acts_only_on_the_token_it_was_given
                 a_nested_run_is_refused_or_reentrant
@@ -236,6 +238,18 @@ fn slots_let_so_many_in_and_number_them(bed: &dyn Bed) {
     assert_ne!(holders[0]["slot"], holders[1]["slot"]);
 }
 
+/// For scripts that say `--slots $N`.
+fn a_single_slot_has_a_number_too(bed: &dyn Bed) {
+    let (name, script) = (unique("single"), "echo ${DLOCK_SLOT-none}");
+    let run = |options: &[&str]| bed.dlock().env("DLOCK_SLOT", "9").run(&name).args(options).sh(script).ended();
+    assert_eq!(run(&["--slots", "1"]).expect(0).silently().stdout, "0\n");
+    assert_eq!(run(&[]).expect(0).silently().stdout, "none\n");
+    let acquired = bed.dlock().args(["acquire", "--name", &name, "--slots", "1", "--ttl", "10m"]).ended().expect(0);
+    assert!(acquired.stdout.ends_with("DLOCK_SLOT=0\n"), "{acquired:#?}");
+    // It is a lock like any without --slots.
+    bed.dlock().run(&name).args(["-n", "-q"]).sh("echo no").ended().expect(75);
+}
+
 fn another_number_of_slots_is_65(bed: &dyn Bed) {
     if !bed.abilities().shared_and_slots {
         return;
@@ -402,6 +416,23 @@ fn a_command_that_ends_as_its_lock_is_taken_away_is_lost_for_that_reason(bed: &d
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:#?}");
     let last = status(bed, &name)["last_run"].clone();
     assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"suicide".into()), "{last}");
+}
+
+fn all_of_several_holders_learn_why(bed: &dyn Bed) {
+    if !bed.abilities().shared_and_slots {
+        return;
+    }
+    for options in [&["--shared", "--ttl", "1h"][..], &["--slots", "3", "--ttl", "1h"]] {
+        let (name, log) = (unique("several"), Log::new());
+        let holders: Vec<_> = (0..3).map(|_| holding(bed, &name, options, &log)).collect();
+        take_now(bed, &name, "all of them");
+        for holder in holders {
+            holder.ended().expect(79).saying("(all of them)");
+        }
+        let last = status(bed, &name)["last_run"].clone();
+        assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"all of them".into()), "{last}");
+        bed.dlock().run(&name).args(["-n"]).sh("exit 0").ended().expect(0).silently();
+    }
 }
 
 fn an_acquired_lock_that_was_taken_away_says_why(bed: &dyn Bed) {

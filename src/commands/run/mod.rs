@@ -150,7 +150,8 @@ impl Run {
         let mut variables = BTreeMap::from([("DLOCK_NAME".to_owned(), self.job.name.to_string())]);
         variables.extend(outer.owner.clone().map(|owner| ("DLOCK_OWNER".to_owned(), owner)));
         variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
-        variables.extend(outer.slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
+        let slot = outer.slot.or(self.job.numbered.then_some(0));
+        variables.extend(slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
         self.guardian.start_without_lease(variables)?;
         let course = self.supervise(&mut None)?;
         Ok(course.exit())
