@@ -230,6 +230,7 @@ impl Backend for Postgres {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let asked = clock::now();
         let function = if self.held.contended { "leave" } else { "release" };
         let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6))");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
@@ -250,7 +251,8 @@ impl Backend for Postgres {
         if ours {
             return Ok(Released::Done);
         }
-        Ok(self.why_taken(&lease.name, &lease.owner).await?.map_or(Released::NotOurs, Released::Taken))
+        let why = self.why_taken_soon(&lease.name, &lease.owner, asked).await;
+        Ok(why.map_or(Released::NotOurs, Released::Taken))
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
@@ -262,7 +264,7 @@ impl Backend for Postgres {
         Ok(match row.try_get(0)? {
             "done" => Reheld::Done,
             "not ours" => {
-                let why = self.why_taken(name, owner).await?;
+                let why = self.why_taken(name, owner).await.unwrap_or_default();
                 why.map_or(Reheld::NotOurs, Reheld::Taken)
             }
             "revoked" => Reheld::Revoked(row.try_get(1)?),

@@ -7,6 +7,7 @@ use super::explain::is_unwritable;
 use super::session::Parameters;
 use super::{Postgres, ascii, number};
 use crate::backend::{Revoke, Revoked};
+use crate::clock::Instant;
 use crate::lock::{Holder, LastRun, LockName, OwnerId};
 
 /// What dlock.renew says before the operator's reason.
@@ -57,5 +58,12 @@ impl Postgres {
         let with: &Parameters<'_> = &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT)];
         let answer = self.client.call(SQL, with).await?;
         Ok(answer.and_then(|answer| answer.rows.first().map(|row| row.try_get(0))).transpose()?)
+    }
+
+    /// The same where the answer must not be waited for as long as that to the request before it may take: that one is
+    /// certain, and would get lost.
+    pub(super) async fn why_taken_soon(&mut self, name: &LockName, owner: &OwnerId, asked: Instant) -> Option<String> {
+        let left = self.client.patience().saturating_sub(asked.elapsed()) / 2;
+        tokio::time::timeout(left, self.why_taken(name, owner)).await.ok()?.ok()?
     }
 }
