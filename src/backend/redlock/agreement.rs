@@ -13,10 +13,10 @@ use futures_util::future::join_all;
 
 use super::nodes::Node;
 use super::{Redlock, TOKEN};
-use crate::backend::Finding;
 use crate::backend::redis::resp::{Command, Value, command};
 use crate::backend::redis::server::Server;
 use crate::backend::redis::status::page;
+use crate::backend::{Finding, within};
 use crate::lock::LockName;
 
 const CHECK: &str = "redlock-agreement";
@@ -44,8 +44,11 @@ struct Word {
 /// What those that answer say of it: which node, and what.
 type Words = Vec<(usize, Word)>;
 
-pub async fn examine(redlock: &mut Redlock) -> Vec<Finding> {
-    compared(redlock).await.unwrap_or_else(|error| {
+/// Asks only those that have answered just now, and no longer than any other request may take: what else was found out
+/// is not to be lost over this.
+pub async fn examine(redlock: &mut Redlock, answering: &[bool]) -> Vec<Finding> {
+    let patience = redlock.patience;
+    within(patience, compared(redlock, answering)).await.unwrap_or_else(|error| {
         vec![Finding::weak(
             CHECK,
             format!("what the nodes have on record cannot be compared: {error:#}"),
@@ -55,17 +58,18 @@ pub async fn examine(redlock: &mut Redlock) -> Vec<Finding> {
     })
 }
 
-async fn compared(redlock: &mut Redlock) -> Result<Vec<Finding>> {
-    let names = sample(redlock).await?;
+async fn compared(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<Finding>> {
+    let names = sample(redlock, answering).await?;
     let quorum = redlock.nodes.quorum();
-    let started: Vec<Option<u64>> = join_all(redlock.nodes.iter_mut().map(|node| started(&mut node.server))).await;
-    let first = words(redlock, &names).await?;
+    let asked = redlock.nodes.iter_mut().zip(answering).map(|(node, asked)| started(&mut node.server, *asked));
+    let started: Vec<Option<u64>> = join_all(asked).await;
+    let first = words(redlock, answering, &names).await?;
     let odd = |(_, words): &(LockName, Words)| split(words, quorum).is_some() || !behind(words, quorum).is_empty();
     let mut odd: Vec<(LockName, Words)> = names.iter().cloned().zip(first).filter(odd).collect();
     if !odd.is_empty() {
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(LOOK_AGAIN.min(redlock.patience / 4)).await;
         let names: Vec<LockName> = odd.iter().map(|(name, _)| name.clone()).collect();
-        let mut again = words(redlock, &names).await?.into_iter();
+        let mut again = words(redlock, answering, &names).await?.into_iter();
         odd.retain(|(_, before)| again.next().as_ref() == Some(before));
     }
     let host = |node: &mut Node| node.server.host().to_owned();
@@ -80,10 +84,11 @@ fn agreed(locks: usize) -> Finding {
     Finding::fine(CHECK, format!("the nodes agree about the {all}{locks} lock(s) that they have on record"))
 }
 
-/// The names of locks that any node knows. One that does not answer has been found missing already.
-async fn sample(redlock: &mut Redlock) -> Result<Vec<LockName>> {
+/// The names of locks that any node knows.
+async fn sample(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<LockName>> {
     let prefix = redlock.prefix.clone();
-    let found = join_all(redlock.nodes.iter_mut().map(|node| names(&mut node.server, &prefix))).await;
+    let asked = redlock.nodes.iter_mut().zip(answering).filter(|(_, asked)| **asked);
+    let found = join_all(asked.map(|(node, _)| names(&mut node.server, &prefix))).await;
     let (mut all, mut why) = (BTreeSet::new(), None);
     let mut answers = 0;
     for found in found {
@@ -115,17 +120,19 @@ async fn names(server: &mut Server, prefix: &str) -> Result<BTreeSet<LockName>> 
 }
 
 /// What each node that answers says of each lock.
-async fn words(redlock: &mut Redlock, names: &[LockName]) -> Result<Vec<Words>> {
+async fn words(redlock: &mut Redlock, answering: &[bool], names: &[LockName]) -> Result<Vec<Words>> {
     let keys = names.iter().map(|name| redlock.keys(name));
     let commands: Vec<Command> =
         keys.flat_map(|keys| [command!["GET", keys[0].clone()], command!["GET", keys[TOKEN].clone()]]).collect();
     if commands.is_empty() {
         return Ok(Vec::new());
     }
-    let asked = join_all(redlock.nodes.iter_mut().map(|node| node.server.call(&commands))).await;
+    let asked = redlock.nodes.iter_mut().zip(answering).enumerate().filter(|(_, (_, asked))| **asked);
+    let commands = &commands;
+    let asked = join_all(asked.map(async |(n, (node, _))| (n, node.server.call(commands).await))).await;
     let mut all: Vec<Words> = vec![Vec::new(); names.len()];
     let mut answers = 0;
-    for (node, answer) in asked.into_iter().enumerate() {
+    for (node, answer) in asked {
         let Ok(answer) = answer else { continue };
         answers += 1;
         for (words, pair) in all.iter_mut().zip(answer.chunks_exact(2)) {
@@ -141,7 +148,10 @@ async fn words(redlock: &mut Redlock, names: &[LockName]) -> Result<Vec<Words>> 
 }
 
 /// When a server was started, by its own clock and at the latest: microseconds since the epoch, as tokens are.
-async fn started(server: &mut Server) -> Option<u64> {
+async fn started(server: &mut Server, asked: bool) -> Option<u64> {
+    if !asked {
+        return None;
+    }
     let answers = server.call(&[command!["TIME"], command!["INFO", "server"]]).await.ok()?;
     let [time, info] = &answers[..] else { return None };
     let now = time.items().first()?.number::<u64>()? * 1_000_000;

@@ -17,6 +17,7 @@ pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
         (node.server.host().to_owned(), run_id, found)
     });
     let answers = join_all(asked).await;
+    let answering: Vec<bool> = answers.iter().map(|(.., found)| found.is_ok()).collect();
     let (mut findings, mut missing, mut offsets, mut run_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let nodes = answers.len();
     for (host, run_id, answer) in answers {
@@ -31,11 +32,10 @@ pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
         }
     }
     findings.push(presence(nodes, quorum, &missing));
-    let answering = nodes - missing.len();
-    findings.extend(independence(answering, run_ids));
+    findings.extend(independence(nodes - missing.len(), run_ids));
     findings.extend(clocks(&offsets));
-    if answering >= quorum {
-        findings.extend(agreement::examine(redlock).await);
+    if nodes - missing.len() >= quorum {
+        findings.extend(agreement::examine(redlock, &answering).await);
     }
     let clock_offset_us = offsets.iter().map(|(offset, _)| *offset).max_by_key(|offset| offset.abs());
     Ok(Checkup { findings, clock_offset_us })

@@ -66,6 +66,8 @@ const TURNS: usize = 10;
 
 pub struct Redlock {
     nodes: Nodes,
+    /// How long all of them together may take to answer.
+    patience: Duration,
     prefix: String,
     /// Who we are, for nodes that have to be told again.
     who: String,
@@ -85,6 +87,7 @@ impl Redlock {
         let prefix = redis::prefix(address)?;
         Ok(Redlock {
             nodes: Nodes::new(address, patience)?,
+            patience: patience.connect,
             prefix,
             who: String::new(),
             needed: 1,
