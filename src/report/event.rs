@@ -34,71 +34,29 @@ pub fn fields<const N: usize>(known: [(&str, Value); N]) -> Fields {
 /// What can happen to a run that is worth a line.
 #[derive(Debug)]
 pub enum Event<'a> {
-    Acquired {
-        token: Token,
-        waited: Duration,
-    },
+    Acquired { token: Token, waited: Duration },
     Released,
-    Busy {
-        holder: Option<&'a Holder>,
-    },
-    AlreadyRan {
-        key: &'a str,
-    },
-    Trouble {
-        why: &'a str,
-        ends_in: Duration,
-    },
-    WaitingForBackend {
-        why: &'a str,
-    },
+    Busy { holder: Option<&'a Holder> },
+    AlreadyRan { key: &'a str },
+    Trouble { why: &'a str, ends_in: Duration },
+    WaitingForBackend { why: &'a str },
     Recovered,
-    Lost {
-        why: &'a str,
-    },
-    /// An operator has freed the lock on the spot.
-    Taken {
-        reason: &'a str,
-    },
-    Revoked {
-        reason: &'a str,
-    },
+    Lost { why: &'a str },
+    Taken { reason: &'a str },
+    Revoked { reason: &'a str },
     Expired,
-    TimedOut {
-        after: Duration,
-    },
-    Leftovers {
-        processes: usize,
-    },
+    TimedOut { after: Duration },
+    Leftovers { processes: usize },
     GuardianDied,
     Orphaned,
-    ReleaseFailed {
-        why: &'a str,
-    },
-    Unrecorded {
-        what: &'a str,
-    },
-    NotFound {
-        program: &'a str,
-    },
-    CannotExecute {
-        program: &'a str,
-        why: &'a str,
-    },
-    MetricsFailed {
-        why: &'a str,
-    },
-    StandsAgain {
-        after: Duration,
-    },
-    ShorterTtl {
-        granted: Duration,
-        asked: Duration,
-    },
-    FenceBusy {
-        resource: &'a str,
-        mark: &'a str,
-    },
+    ReleaseFailed { why: &'a str },
+    Unrecorded { what: &'a str },
+    NotFound { program: &'a str },
+    CannotExecute { program: &'a str, why: &'a str },
+    MetricsFailed { why: &'a str },
+    StandsAgain { after: Duration },
+    ShorterTtl { granted: Duration, asked: Duration },
+    FenceBusy { resource: &'a str, mark: &'a str },
 }
 
 impl Event<'_> {
@@ -127,13 +85,10 @@ impl Event<'_> {
             }
             Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
             Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
-            Event::Taken { reason } => (
-                Level::Error,
-                "lost",
-                format!(
-                    "lost the lock: an operator took it away with force-release --now ({reason}); ending the command"
-                ),
-            ),
+            Event::Taken { reason } => {
+                let how = "an operator took it away with force-release --now";
+                (Level::Error, "lost", format!("lost the lock: {how} ({reason}); ending the command"))
+            }
             Event::Revoked { reason } => {
                 (Level::Error, "revoked", format!("an operator takes the lock away ({reason}); ending the command"))
             }
