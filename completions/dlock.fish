@@ -84,7 +84,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l config -d 
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l token -d 'Act only if N is still the holder\'s fencing token' -r
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l reason -d 'Why: told to the holder, and kept in the record of its run; not kept with --now' -r
+complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l reason -d 'Why: told to the holder, and kept in the record of its run; a program other than dlock is not told' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l now -d 'Free it on the spot instead of telling its holder first: two commands may overlap for a moment'

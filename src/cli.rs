@@ -207,7 +207,7 @@ pub struct ForceReleaseArgs {
     #[arg(long, value_name = "N")]
     pub token: Option<String>,
 
-    /// Why: told to the holder, and kept in the record of its run; not kept with --now
+    /// Why: told to the holder, and kept in the record of its run; a program other than dlock is not told
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 }

@@ -38,6 +38,8 @@ pub struct Job {
     pub terms: Terms,
     pub wait: Wait,
     pub mode: Mode,
+    /// Slots were asked for, were it only one: the command is told which it has.
+    pub numbered: bool,
     pub once: Option<String>,
     pub signal: i32,
     pub timeout: Option<Duration>,
@@ -163,6 +165,7 @@ impl Job {
                 Some(limit) => Wait::AtMost(limit),
             },
             mode,
+            numbered: args.slots.is_some(),
             once: args.once.map(|key| values::once_key(&key)).transpose().context("--once").context(Fault::Usage)?,
             signal: signal.unwrap_or(nix::libc::SIGTERM),
             timeout: timeout.filter(|limit| !limit.is_zero()),

@@ -88,6 +88,8 @@ pub enum Renewal {
     Held(Term),
     /// The server says that the lock is not ours; the text says how it knows.
     Lost(String),
+    /// The same, because an operator has freed it on the spot. The text is the operator's reason.
+    Taken(String),
     /// An operator wants it back; still ours until the term ends. The text is the operator's reason.
     Revoked(String),
 }
@@ -106,6 +108,8 @@ pub enum Released {
     Done,
     /// It was not ours any more; nothing was changed.
     NotOurs,
+    /// The same, because an operator had freed it on the spot, for this reason.
+    Taken(String),
 }
 
 /// Why a release failed although the lock is free: what was to be written down about the run is not. The root cause.
@@ -126,6 +130,8 @@ pub enum Reheld {
     Done,
     /// It has ended, or was never this owner's.
     NotOurs,
+    /// An operator has freed it on the spot, for this reason.
+    Taken(String),
     /// An operator wants the lock back; the hold ends when it was going to.
     Revoked(String),
     /// A `dlock run` of this owner keeps the lock alive by itself.
@@ -137,8 +143,9 @@ pub enum Reheld {
 pub enum Revoke {
     /// Mark it; the holder lets go, or its lease runs out.
     Safely { reason: String },
-    /// Free it on the spot, whatever its holder is doing.
-    Now,
+    /// Free it on the spot, whatever its holder is doing. The holder learns of the reason when it learns of its loss;
+    /// where a run is cut short by it, that and the reason become the last run in the same step.
+    Now { reason: String },
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -281,6 +288,9 @@ pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>
         }
     }
 }
+
+/// How long what a holder is to learn of its loss is kept for it, where it is kept apart: nobody may ever come for it.
+const KEPT_FOR_THE_LATE: Duration = Duration::from_secs(24 * 3600);
 
 /// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
 fn taken_away(reason: &str) -> anyhow::Error {

@@ -28,6 +28,7 @@ pub enum Act {
     Refuse,
     Lose,
     Revoke,
+    Take,
     /// Does not give the thread back for this long.
     Block(Duration),
 }
@@ -62,7 +63,7 @@ impl Scripted {
             Act::Block(span) => std::thread::sleep(span),
             Act::Unreachable => return Err(Fault::Unreachable.because("connection refused")),
             Act::Refuse => return Err(Fault::Refused.because("wrong password")),
-            Act::Good | Act::Busy | Act::Brief(_) | Act::Lose | Act::Revoke => {}
+            Act::Good | Act::Busy | Act::Brief(_) | Act::Lose | Act::Revoke | Act::Take => {}
         }
         Ok(act)
     }
@@ -108,6 +109,7 @@ impl Backend for Scripted {
         Ok(match self.play(Call::Renew).await? {
             Act::Lose => Renewal::Lost("somebody else has it".into()),
             Act::Revoke => Renewal::Revoked("because".into()),
+            Act::Take => Renewal::Taken("because".into()),
             _ => Renewal::Held(self.term(from)),
         })
     }
@@ -115,6 +117,7 @@ impl Backend for Scripted {
     async fn release(&mut self, _lease: &Lease, _ending: &Ending) -> Result<Released> {
         Ok(match self.play(Call::Release).await? {
             Act::Lose => Released::NotOurs,
+            Act::Take => Released::Taken("because".into()),
             _ => Released::Done,
         })
     }

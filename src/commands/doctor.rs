@@ -99,12 +99,14 @@ impl Report {
         let lost = |why: &str| Err(Fault::Unreachable.because(why));
         let renewed = match renewal {
             Ok(Renewal::Held(_)) => Ok(()),
-            Ok(Renewal::Lost(why) | Renewal::Revoked(why)) => lost(&format!("the probe lock was lost: {why}")),
+            Ok(Renewal::Lost(why) | Renewal::Taken(why) | Renewal::Revoked(why)) => {
+                lost(&format!("the probe lock was lost: {why}"))
+            }
             Err(error) => Err(error),
         };
         let released = match released {
             Ok(Released::Done) => Ok(()),
-            Ok(Released::NotOurs) => lost("the probe lock was not ours any more"),
+            Ok(Released::NotOurs | Released::Taken(_)) => lost("the probe lock was not ours any more"),
             Err(error) => Err(error),
         };
         for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be let go of")] {

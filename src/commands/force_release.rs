@@ -11,6 +11,9 @@ use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState};
 use crate::report::{NobodyReads, describe, escape, print};
 
+/// More than that is read by nobody, and some backends keep less than others.
+const LONGEST_REASON: usize = 500;
+
 pub fn force_release(order: &Takeaway) -> Result<Exit> {
     let patience = order.service.patience.connect;
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
@@ -25,11 +28,8 @@ pub fn force_release(order: &Takeaway) -> Result<Exit> {
             say(format!("{}: left alone", order.name))?;
             return Ok(Exit::OK);
         }
-        let how = match (order.now, &order.reason) {
-            (true, _) => Revoke::Now,
-            (false, Some(reason)) => Revoke::Safely { reason: reason.clone() },
-            (false, None) => Revoke::Safely { reason: "no reason given".into() },
-        };
+        let reason = order.reason.as_deref().unwrap_or("no reason given").chars().take(LONGEST_REASON).collect();
+        let how = if order.now { Revoke::Now { reason } } else { Revoke::Safely { reason } };
         for holder in holders {
             let revoked = within(patience, backend.revoke(&order.name, holder, &how)).await?;
             tell(order, holder, revoked)?;
@@ -86,7 +86,10 @@ fn tell(order: &Takeaway, holder: &Holder, revoked: Revoked) -> Result<()> {
                 false => "its command may still run for a moment beside the next one",
                 true => "that is not dlock, and nobody tells it: it runs on, beside the next one",
             };
-            let unheard = order.reason.as_ref().map_or("", |_| "; with --now, the reason is not kept anywhere");
+            let unheard = match &order.reason {
+                Some(_) if foreign => "; the reason is only kept for status --json",
+                _ => "",
+            };
             say(format!("{name}: taken from {who}; {beside}{unheard}"))
         }
         Revoked::NotHeld => say(format!("{name}: {who} does not hold it any more")),

@@ -60,6 +60,9 @@ pub fn change(order: &Tenure) -> Result<Exit> {
     match reheld {
         Reheld::Done => Ok(Exit::OK),
         Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
+        Reheld::Taken(reason) => Err(Fault::NotOurs.because(format_args!(
+            "an operator took {name} away with force-release --now ({reason}): stop what needs it"
+        ))),
         Reheld::Revoked(reason) => {
             Err(Fault::NotOurs.because(format_args!("an operator takes {name} away ({reason}): stop what needs it")))
         }

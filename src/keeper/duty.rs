@@ -125,7 +125,7 @@ impl Duty {
         if (lease.term.from + terms.renew_every()).has_passed() {
             match within(terms.attempt(), self.backend.renew(&lease)).await {
                 Ok(Renewal::Held(term)) => lease.term = term,
-                Ok(Renewal::Lost(why) | Renewal::Revoked(why)) => {
+                Ok(Renewal::Lost(why) | Renewal::Taken(why) | Renewal::Revoked(why)) => {
                     let lost = format!("granted, but lost again before the command could start: {why}");
                     let _ = within(terms.attempt(), self.backend.withdraw(&self.charge.ask)).await;
                     return self.end(News::Failed(Fault::NotOurs.because(lost)));
@@ -179,6 +179,10 @@ impl Duty {
                 }
                 Ok(Renewal::Lost(why)) => {
                     self.tell.tell(News::Lost(why));
+                    return kept(self.ordered.recv().await);
+                }
+                Ok(Renewal::Taken(reason)) => {
+                    self.tell.tell(News::Taken(reason));
                     return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Revoked(reason)) => {

@@ -49,6 +49,8 @@ pub enum News {
     /// The lease was renewed; the guardian knows already.
     Renewed(Deadlines),
     Lost(String),
+    /// Lost to an operator, for this reason.
+    Taken(String),
     Revoked(String),
     Released(Result<Released>),
 }

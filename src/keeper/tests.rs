@@ -165,6 +165,19 @@ async fn a_definite_loss_is_told_at_once_and_nothing_is_pushed_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lock_that_was_taken_away_is_as_lost_as_any_other_and_says_why() {
+    let mut stage = stage(&[Act::Good, Act::Take, Act::Take]);
+    stage.hold_for(Duration::from_secs(60)).await;
+    let heard: Vec<_> = stage.news.try_iter().collect();
+    assert!(
+        matches!(&heard[..], [News::Granted(..), News::Taken(why), News::Released(Ok(Released::Taken(again)))]
+            if why == "because" && again == why),
+        "{heard:?}"
+    );
+    assert!(stage.pushed.borrow().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_revoked_lease_is_not_renewed_any_more() {
     let mut stage = stage(&[Act::Good, Act::Revoke]);
     stage.hold_for(Duration::from_secs(60)).await;

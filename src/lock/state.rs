@@ -102,6 +102,24 @@ pub enum Outcome {
 }
 
 impl LastRun {
+    /// Of a run that an operator cuts short by freeing the lock on the spot. How its command then ends nobody may get to
+    /// tell; of a program other than dlock, hardly anything is known.
+    pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
+        let now = crate::clock::wall();
+        LastRun {
+            fencing_token: holder.fencing_token.unwrap_or(Token(0)),
+            host: holder.host.clone().unwrap_or_default(),
+            user: holder.user.clone().unwrap_or_default(),
+            command: holder.command.clone().or(holder.owner.clone()).unwrap_or_default(),
+            started_at: holder.acquired_at.unwrap_or(now),
+            ended_at: Some(now),
+            outcome: Outcome::Lost,
+            exit_code: None,
+            once: None,
+            reason: Some(reason.to_owned()),
+        }
+    }
+
     /// Whether this run makes a later one with the same `--once` key needless.
     pub fn succeeded(&self) -> bool {
         self.outcome == Outcome::Exited && self.exit_code == Some(0)

@@ -42,6 +42,7 @@ pub enum Event<'a> {
     WaitingForBackend { why: &'a str },
     Recovered,
     Lost { why: &'a str },
+    Taken { reason: &'a str },
     Revoked { reason: &'a str },
     Expired,
     TimedOut { after: Duration },
@@ -84,6 +85,10 @@ impl Event<'_> {
             }
             Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
             Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
+            Event::Taken { reason } => {
+                let how = "an operator took it away with force-release --now";
+                (Level::Error, "lost", format!("lost the lock: {how} ({reason}); ending the command"))
+            }
             Event::Revoked { reason } => {
                 (Level::Error, "revoked", format!("an operator takes the lock away ({reason}); ending the command"))
             }
@@ -145,6 +150,7 @@ impl Event<'_> {
             Event::Trouble { why, ends_in } => fields([("reason", (*why).into()), ("ends_in_ms", millis(ends_in))]),
             Event::WaitingForBackend { why: reason }
             | Event::Lost { why: reason }
+            | Event::Taken { reason }
             | Event::Revoked { reason }
             | Event::ReleaseFailed { why: reason }
             | Event::Unrecorded { what: reason }

@@ -32,6 +32,7 @@ macro_rules! on {
                 a_waiter_that_is_told_to_stop_leaves_nothing_behind
                 shared_holders_hold_together_and_keep_an_exclusive_one_out
                 slots_let_so_many_in_and_number_them
+                a_single_slot_has_a_number_too
                 another_number_of_slots_is_65
                 once_runs_once_per_key
                 a_failed_run_does_not_count_as_once
@@ -42,6 +43,11 @@ macro_rules! on {
                 names_with_a_slash_are_locks_of_their_own
                 force_release_tells_the_holder_and_the_next_gets_it
                 force_release_now_frees_it_on_the_spot
+                force_release_now_tells_the_holder_and_the_record_why
+                a_holder_that_comes_late_to_its_loss_still_learns_why
+                a_command_that_ends_as_its_lock_is_taken_away_is_lost_for_that_reason
+                all_of_several_holders_learn_why
+                an_acquired_lock_that_was_taken_away_says_why
                 force_release_acts_only_on_the_token_it_was_given
                 a_nested_run_is_refused_or_reentrant
                 an_acquired_lock_lives_for_its_ttl_and_is_renewed_and_released_by_its_owner
@@ -232,6 +238,18 @@ fn slots_let_so_many_in_and_number_them(bed: &dyn Bed) {
     assert_ne!(holders[0]["slot"], holders[1]["slot"]);
 }
 
+/// For scripts that say `--slots $N`.
+fn a_single_slot_has_a_number_too(bed: &dyn Bed) {
+    let (name, script) = (unique("single"), "echo ${DLOCK_SLOT-none}");
+    let run = |options: &[&str]| bed.dlock().env("DLOCK_SLOT", "9").run(&name).args(options).sh(script).ended();
+    assert_eq!(run(&["--slots", "1"]).expect(0).silently().stdout, "0\n");
+    assert_eq!(run(&[]).expect(0).silently().stdout, "none\n");
+    let acquired = bed.dlock().args(["acquire", "--name", &name, "--slots", "1", "--ttl", "10m"]).ended().expect(0);
+    assert!(acquired.stdout.ends_with("DLOCK_SLOT=0\n"), "{acquired:#?}");
+    // It is a lock like any without --slots.
+    bed.dlock().run(&name).args(["-n", "-q"]).sh("echo no").ended().expect(75);
+}
+
 fn another_number_of_slots_is_65(bed: &dyn Bed) {
     if !bed.abilities().shared_and_slots {
         return;
@@ -355,6 +373,86 @@ fn force_release_now_frees_it_on_the_spot(bed: &dyn Bed) {
     holder.signal(Signal::SIGCONT);
     holder.ended().expect(79);
     assert!(token(bed, &name) > log.runs()[0].token);
+}
+
+fn take_now(bed: &dyn Bed, name: &str, reason: &str) {
+    let told = bed.dlock().args(["force-release", name, "--yes", "--now", "--reason", reason]).ended().expect(0);
+    assert!(told.stdout.contains("taken from"), "{told:#?}");
+}
+
+fn force_release_now_tells_the_holder_and_the_record_why(bed: &dyn Bed) {
+    let (name, log) = (unique("why"), Log::new());
+    // A ttl so long that a renewal cannot be what notices.
+    let holder = holding(bed, &name, &["--ttl", "1h"], &log);
+    take_now(bed, &name, "stuck, and not released");
+    let ended = holder.ended().expect(79).saying("force-release --now (stuck, and not released)");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:#?}");
+    let last = status(bed, &name)["last_run"].clone();
+    assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"stuck, and not released".into()), "{last}");
+    assert_eq!(last["fencing_token"], log.runs()[0].token, "{last}");
+    bed.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
+    let last = status(bed, &name)["last_run"].clone();
+    assert_eq!((&last["outcome"], &last["reason"]), (&"exited".into(), &Value::Null), "{last}");
+}
+
+fn a_holder_that_comes_late_to_its_loss_still_learns_why(bed: &dyn Bed) {
+    let (name, log) = (unique("late"), Log::new());
+    let holder = holding(bed, &name, &["--ttl", "60s"], &log);
+    holder.signal(Signal::SIGSTOP);
+    take_now(bed, &name, "stuck");
+    assert_eq!(status(bed, &name)["last_run"]["reason"], "stuck");
+    bed.dlock().run(&name).args(["-w", "20s"]).sh("exit 4").ended().expect(4);
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(79).saying("force-release --now (stuck)");
+    // It has nothing to say about those who came after it.
+    let last = status(bed, &name)["last_run"].clone();
+    assert_eq!((&last["exit_code"], &last["reason"]), (&4.into(), &Value::Null), "{last}");
+}
+
+fn a_command_that_ends_as_its_lock_is_taken_away_is_lost_for_that_reason(bed: &dyn Bed) {
+    let (name, dlock) = (unique("own"), assert_cmd::cargo::cargo_bin!("dlock").display().to_string());
+    let script = format!("{dlock} force-release {name} --yes --now --reason suicide >/dev/null; exit 0");
+    let ended = bed.dlock().run(&name).sh(&script).ended().expect(79).saying("force-release --now (suicide)");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:#?}");
+    let last = status(bed, &name)["last_run"].clone();
+    assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"suicide".into()), "{last}");
+}
+
+fn all_of_several_holders_learn_why(bed: &dyn Bed) {
+    if !bed.abilities().shared_and_slots {
+        return;
+    }
+    for options in [&["--shared", "--ttl", "1h"][..], &["--slots", "3", "--ttl", "1h"]] {
+        let (name, log) = (unique("several"), Log::new());
+        let holders: Vec<_> = (0..3).map(|_| holding(bed, &name, options, &log)).collect();
+        take_now(bed, &name, "all of them");
+        for holder in holders {
+            holder.ended().expect(79).saying("(all of them)");
+        }
+        let last = status(bed, &name)["last_run"].clone();
+        assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"all of them".into()), "{last}");
+        bed.dlock().run(&name).args(["-n"]).sh("exit 0").ended().expect(0).silently();
+    }
+}
+
+fn an_acquired_lock_that_was_taken_away_says_why(bed: &dyn Bed) {
+    let name = unique("acquired");
+    bed.dlock().run(&name).sh("exit 3").ended().expect(3);
+    let acquired = bed.dlock().args(["acquire", "--name", &name, "--ttl", "10m", "--json"]).ended().expect(0).stdout;
+    let acquired: Value = serde_json::from_str(&acquired).unwrap();
+    take_now(bed, &name, "deploys are frozen");
+    for verb in ["renew", "release"] {
+        let change = bed.dlock().args([verb, "--name", &name, "--owner", acquired["owner"].as_str().unwrap()]).ended();
+        change.expect(79).saying("force-release --now (deploys are frozen)");
+    }
+    // Nothing ran under it.
+    assert_eq!(status(bed, &name)["last_run"]["exit_code"], 3);
+    // What is only held on to after a run takes nothing away from how that ended.
+    bed.dlock().run(&name).args(["--hold-at-least", "1h"]).sh("exit 5").ended().expect(5);
+    take_now(bed, &name, "no need to wait");
+    let last = status(bed, &name)["last_run"].clone();
+    assert_eq!((&last["outcome"], &last["exit_code"]), (&"exited".into(), &5.into()), "{last}");
+    bed.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
 }
 
 fn force_release_acts_only_on_the_token_it_was_given(bed: &dyn Bed) {

@@ -1,6 +1,8 @@
 //! What an operator sees on a terminal: a list of locks that is drawn again and again, and the question before
 //! a lock is taken away.
 
+use serde_json::Value;
+
 use crate::support::{Bed, Daemon, Dlock, FileBed, Log, Redis, Running, Terminal, until};
 
 /// Home, and everything behind it erased.
@@ -163,15 +165,19 @@ fn force_release_now_says_who_is_not_told() {
     let now = || bed.dlock().args(["force-release", "x", "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
     let held = holder(&bed, &log);
     let said = now().stdout;
-    assert!(said.contains("may still run for a moment") && said.contains("the reason is not kept"), "{said}");
-    held.ended().expect(79);
+    assert!(said.contains("may still run for a moment") && !said.contains("reason"), "{said}");
+    held.ended().expect(79).saying("force-release --now (stuck)");
     // flock(1) lives on under the old file.
     let mut flock = std::process::Command::new("flock");
     flock.arg("--no-fork").arg(bed.lock_file("x")).args(["sleep", "1000"]);
     let _flock = Daemon::spawn(flock, &bed.dir().join("flock.log"));
     until("flock to hold it", || bed.dlock().args(["status", "--exit-code", "x"]).ended().code == Some(75));
     let said = now().stdout;
-    assert!(said.contains("nobody tells it: it runs on"), "{said}");
+    assert!(said.contains("nobody tells it: it runs on") && said.contains("only kept for status"), "{said}");
+    let state: Value = serde_json::from_str(&bed.dlock().args(["status", "--json", "x"]).ended().stdout).unwrap();
+    let last = &state[0]["last_run"];
+    assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"stuck".into()), "{last}");
+    assert!(last["command"].as_str().unwrap().contains("sleep 1000"), "{last}");
 }
 
 #[test]

@@ -54,6 +54,32 @@ fn redlock_py_keeps_dlock_out_and_its_release_is_seen_at_once() {
 }
 
 #[test]
+fn why_a_foreign_lock_was_taken_away_is_on_record() {
+    let bed = Redlock::of(3);
+    let mut foreign = redlock_py(&bed, "job");
+    assert_eq!(foreign.says(), "got it");
+    bed.dlock().args(["force-release", "job", "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
+    let state = status(&bed, "job");
+    assert_eq!((&state["state"], &state["last_run"]["reason"]), (&"free".into(), &"stuck".into()), "{state}");
+    bed.dlock().run("job").arg("-n").sh("exit 0").ended().expect(0).silently();
+    assert_eq!(status(&bed, "job")["last_run"]["outcome"], "exited");
+}
+
+/// As when an operator reached only one of them: all were meant.
+#[test]
+fn whoever_is_told_by_one_node_that_it_was_taken_away_lets_go_of_the_others() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let holder = bed.dlock().run("job").args(["--ttl", "60s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let owner = status(&bed, "job")["holders"][0]["owner"].as_str().unwrap().to_owned();
+    bed.nodes[0].does(&["SET", &format!("{{dlock:job}}:note:{owner}"), "taken stuck"]);
+    bed.nodes[0].does(&["DEL", "dlock:job"]);
+    holder.ended().expect(79).saying("force-release --now (stuck)");
+    assert_eq!(status(&bed, "job")["state"], "free");
+    assert_eq!(status(&bed, "job")["last_run"]["reason"], "stuck");
+}
+
+#[test]
 fn dlock_keeps_redlock_py_out() {
     let (bed, log) = (Redlock::of(3), Log::new());
     let holder = bed.dlock().run("job").args(log.witness(&[])).spawn();

@@ -105,7 +105,7 @@ fn an_acquired_lock_is_seen_and_can_be_taken_away() {
     bed.dlock().args(["force-release", "x", "--yes", "--reason", "maintenance"]).ended().expect(0);
     renew().expect(79).saying("maintenance");
     bed.dlock().args(["force-release", "x", "--yes", "--now"]).ended().expect(0);
-    renew().expect(79).saying("not held");
+    renew().expect(79).saying("force-release --now (no reason given)");
     bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
 }
 

@@ -5,7 +5,8 @@
 //! dlock-meta/runs/NAME/last             how the last run ended
 //! dlock-meta/released/NAME              the token of the last holder that let go by itself
 //! dlock-meta/once/NAME/KEY              a successful run with this --once key
-//! dlock-meta/revoked/NAME/<as above>    this contender is asked to let go; dies with its lease
+//! dlock-meta/revoked/NAME/<as above>    why this contender is asked to let go or, if its key is gone, why that is; dies
+//!                                       with its lease
 //! ```
 
 use anyhow::Result;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
@@ -19,6 +19,8 @@ use crate::lock::{Holder, LastRun, LockName, OwnerId, Token};
 /// How often whatever else there is in this thread gets its turn before we go on: more than enough for a request to be
 /// on its way, and mostly for a server nearby to have it.
 const TURNS: usize = 100;
+/// Where the mark for us stands in the answer to a release that was refused.
+const MARK_OF_LOST: usize = 1;
 
 impl Etcd {
     pub(super) async fn let_go(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -36,11 +38,15 @@ impl Etcd {
                 TxnOp::put(key.as_str(), value, Some(PutOptions::new().with_lease(lasting)))
             }
         });
-        let traces = [TxnOp::get(key.as_str(), None), TxnOp::get(self.keys.last_run(&lease.name), None)];
+        let mark = self.keys.mark(&lease.name, key.as_bytes());
+        let beside = [self.keys.last_run(&lease.name).into_bytes(), mark].map(|key| TxnOp::get(key, None));
+        let traces: Vec<TxnOp> = std::iter::once(TxnOp::get(key.as_str(), None)).chain(beside).collect();
         let release = Txn::new().when([still_ours(&key, lease)]).and_then(then).or_else(traces);
         let answer = self.transact(release).await?;
         if !answer.succeeded() && !was_applied(&answer, lease, ending)? {
-            return Ok(Released::NotOurs);
+            let read = Queue::read(&answer)?;
+            let taken = read.beside(MARK_OF_LOST).filter(|_| read.contenders.is_empty());
+            return Ok(taken.map_or(Released::NotOurs, Released::Taken));
         }
         self.tidy(id).await;
         Ok(Released::Done)
@@ -51,7 +57,7 @@ impl Etcd {
         let mark = TxnOp::get(self.keys.mark(name, key.as_bytes()), None);
         let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name), mark])).await?)?;
         let Some(own) = queue.holders().find(|holder| holder.key == key.as_bytes()) else {
-            return Ok(Reheld::NotOurs);
+            return Ok(queue.beside(0).map_or(Reheld::NotOurs, Reheld::Taken));
         };
         ensure!(!own.is_foreign(), overwritten(&key));
         if !own.is_left_behind() {
@@ -75,34 +81,55 @@ impl Etcd {
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name)])).await?)?;
-        let is_meant = |one: &&Contender| {
-            let seen = one.holder();
-            seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
-        };
-        let Some(holder) = queue.holders().find(is_meant) else { return Ok(Revoked::NotHeld) };
-        let then = match how {
-            Revoke::Safely { .. } if holder.is_foreign() => {
-                return Ok(Revoked::Impossible(
-                    "its holder is not dlock and would not notice; --now takes it away at once".to_owned(),
-                ));
+        // Once more if the holder hung its key on another lease just now: the mark has to die with its own.
+        for _ in 0..3 {
+            let queue = Queue::read(&self.transact(Txn::new().and_then([self.read_queue(name)])).await?)?;
+            let is_meant = |one: &&Contender| {
+                let seen = one.holder();
+                seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
+            };
+            let Some(holder) = queue.holders().find(is_meant) else { return Ok(Revoked::NotHeld) };
+            let then = match how {
+                Revoke::Safely { .. } if holder.is_foreign() => {
+                    return Ok(Revoked::Impossible(
+                        "its holder is not dlock and would not notice; --now takes it away at once".to_owned(),
+                    ));
+                }
+                Revoke::Safely { reason } => vec![self.put_mark(name, holder, reason)],
+                Revoke::Now { reason } => self.free(name, holder, from, reason),
+            };
+            let key = holder.key.as_slice();
+            let unless = [
+                Compare::create_revision(key, CompareOp::Equal, holder.created),
+                Compare::lease(key, CompareOp::Equal, holder.lease),
+            ];
+            match self.transact(Txn::new().when(unless).and_then(then)).await {
+                Ok(answer) if !answer.succeeded() => {}
+                Ok(_) if matches!(how, Revoke::Now { .. }) => return Ok(Revoked::Freed),
+                Ok(_) => return Ok(Revoked::Marked),
+                Err(error) if no_such_lease(&error) => return Ok(Revoked::NotHeld),
+                Err(error) => return Err(error),
             }
-            Revoke::Safely { reason } => {
-                let mark = self.keys.mark(name, &holder.key);
-                vec![TxnOp::put(mark, reason.as_str(), Some(PutOptions::new().with_lease(holder.lease)))]
-            }
-            Revoke::Now => {
-                vec![TxnOp::delete(holder.key.as_slice(), None), self.say_released(name, holder.token())]
-            }
-        };
-        let unless = Compare::create_revision(holder.key.as_slice(), CompareOp::Equal, holder.created);
-        match self.transact(Txn::new().when([unless]).and_then(then)).await {
-            Ok(answer) if !answer.succeeded() => Ok(Revoked::NotHeld),
-            Ok(_) if matches!(how, Revoke::Now) => Ok(Revoked::Freed),
-            Ok(_) => Ok(Revoked::Marked),
-            Err(error) if no_such_lease(&error) => Ok(Revoked::NotHeld),
-            Err(error) => Err(error),
         }
+        bail!("{name} changes all the time")
+    }
+
+    /// Why a contender is to let go, or has lost its key; for as long as its lease lives.
+    fn put_mark(&self, name: &LockName, of: &Contender, reason: &str) -> TxnOp {
+        let lease = PutOptions::new().with_lease(of.lease);
+        TxnOp::put(self.keys.mark(name, &of.key), reason, Some(lease))
+    }
+
+    /// Frees the lock on the spot, and leaves word of why to whom it may concern.
+    fn free(&self, name: &LockName, holder: &Contender, seen: &Holder, reason: &str) -> Vec<TxnOp> {
+        let mut then = vec![TxnOp::delete(holder.key.as_slice(), None), self.say_released(name, holder.token())];
+        if !holder.is_foreign() && holder.lease != 0 {
+            then.push(self.put_mark(name, holder, reason));
+        }
+        if !holder.is_left_behind() {
+            then.extend(self.record(name, Some(&LastRun::cut_short(seen, reason))));
+        }
+        then
     }
 
     /// Tells the next holder that it need not fear for the life of the one before.

@@ -256,7 +256,8 @@ impl Backend for Etcd {
         let term = kept.confirmed_by(&read)?;
         self.watch.seen_until(read.revision);
         Ok(match (read.contenders.first(), read.beside(0)) {
-            (None, _) => Renewal::Lost("its etcd key was deleted".to_owned()),
+            (None, Some(reason)) => Renewal::Taken(reason),
+            (None, None) => Renewal::Lost("its etcd key was deleted".to_owned()),
             (Some(key), _) if key.token() != lease.token => {
                 Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {}", key.token()))
             }

@@ -2,7 +2,8 @@
 //!
 //! The lock file stays empty and is never unlinked by us; `DIR/NAME.d/` has what belongs to it: `token`
 //! (the fencing counter), `holder.OWNER` and `waiter.OWNER` (see `record`), `slot.K` for `--slots`,
-//! `last-run`, `once`, and `revoke.OWNER`, the mark that an operator leaves for a holder.
+//! `last-run`, `once`, and what an operator leaves for a holder: `revoke.OWNER`, the mark to let go, and `taken.OWNER`,
+//! why its lock is gone.
 //!
 //! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its
 //! last descriptor is closed or somebody who has it says so: there is no expiry, and the ttl only limits how long a
@@ -12,6 +13,7 @@ mod directory;
 mod examine;
 mod foreign;
 mod linger;
+mod once;
 mod paths;
 mod record;
 mod status;
@@ -160,7 +162,8 @@ impl Backend for FileBackend {
         self.waiting.is_over();
         let claim = self.claim.as_ref().context("nothing is held")?;
         if let Some(why) = claim.displaced()? {
-            return Ok(Renewal::Lost(why));
+            let taken = paths::read(&claim.paths.taken(&lease.owner));
+            return Ok(taken.map_or(Renewal::Lost(why), Renewal::Taken));
         }
         match paths::read(&claim.paths.revoke(&lease.owner)) {
             Ok(reason) => Ok(Renewal::Revoked(reason)),
@@ -176,7 +179,13 @@ impl Backend for FileBackend {
             Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.paths, last_run),
             _ => Ok(()),
         };
-        let _ = std::fs::remove_file(claim.paths.revoke(&lease.owner));
+        let marked = std::fs::remove_file(claim.paths.revoke(&lease.owner)).is_ok();
+        let mut taken = None;
+        if marked || !matches!(ours, Ok(true)) {
+            let path = claim.paths.taken(&lease.owner);
+            taken = paths::read(&path).ok();
+            let _ = std::fs::remove_file(path);
+        }
         match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
             Some(until) => {
@@ -191,7 +200,11 @@ impl Backend for FileBackend {
         }
         // Only now: what cannot be written down must not keep others waiting. Nor is there a second try.
         recorded?;
-        Ok(if ours.context(Fault::Refused)? { Released::Done } else { Released::NotOurs })
+        Ok(match (ours.context(Fault::Refused)?, taken) {
+            (true, _) => Released::Done,
+            (false, Some(reason)) => Released::Taken(reason),
+            (false, None) => Released::NotOurs,
+        })
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {

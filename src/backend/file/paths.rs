@@ -3,6 +3,7 @@
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,11 +12,15 @@ use anyhow::{Context, Result};
 use nix::libc;
 
 use super::directory::refusal;
+use crate::backend::KEPT_FOR_THE_LATE;
 use crate::lock::{LastRun, OwnerId};
 use crate::random;
 
 /// Never through a link, and never waiting for whoever is at the other end of a pipe.
 const SAFELY: i32 = libc::O_NOFOLLOW | libc::O_NOCTTY | libc::O_NONBLOCK;
+
+/// What the names of [`Paths::taken`] begin with.
+const TAKEN: &str = "taken.";
 
 /// What belongs to one lock.
 #[derive(Clone, Debug)]
@@ -61,25 +66,6 @@ impl Paths {
         })
     }
 
-    pub fn record_once(&self, key: &str) -> Result<()> {
-        let path = self.once();
-        let record = || {
-            let mut file = self.make(&path, File::options().append(true))?;
-            file.write_all(format!("{key}\n").as_bytes())?;
-            file.sync_data()
-        };
-        record().map_err(|error| refusal(error, "cannot write", &path))
-    }
-
-    pub fn is_recorded(&self, once: &str) -> Result<bool> {
-        let path = self.once();
-        match read(&path) {
-            Ok(keys) => Ok(keys.lines().any(|line| line == once)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(refusal(error, "cannot read", &path)),
-        }
-    }
-
     /// Writes over the last run in its place, in one piece: to put a new file there makes ext4 write to the disk at
     /// once. Whoever reads it meanwhile keeps the old one, and the new one takes its place.
     pub fn write_last_run(&self, run: &LastRun) -> Result<()> {
@@ -117,7 +103,7 @@ impl Paths {
     }
 
     /// Opens a file, and makes `NAME.d` if it needs that: whoever comes first has to.
-    fn make(&self, path: &Path, options: &mut OpenOptions) -> IoResult<File> {
+    pub(super) fn make(&self, path: &Path, options: &mut OpenOptions) -> IoResult<File> {
         let options = options.create(true).mode(0o600).custom_flags(SAFELY);
         let opened = match self.open_shared(path, options) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -178,6 +164,24 @@ impl Paths {
 
     pub fn revoke(&self, owner: &OwnerId) -> PathBuf {
         self.side.join(format!("revoke.{owner}"))
+    }
+
+    /// Why an operator has freed the lock on the spot that was this owner's.
+    pub fn taken(&self, owner: &OwnerId) -> PathBuf {
+        self.side.join(format!("{TAKEN}{owner}"))
+    }
+
+    /// Leaves a holder word of why, before it can find its lock gone; and takes away what nobody came for.
+    pub fn note_taken(&self, owner: &OwnerId, reason: &str) -> Result<()> {
+        let is_old = |entry: &std::fs::DirEntry| {
+            let age = entry.metadata().and_then(|meta| meta.modified()).map(|modified| modified.elapsed());
+            matches!(age, Ok(Ok(age)) if age > KEPT_FOR_THE_LATE)
+        };
+        let entries = std::fs::read_dir(&self.side).into_iter().flatten().flatten();
+        for old in entries.filter(|one| one.file_name().as_bytes().starts_with(TAKEN.as_bytes())).filter(is_old) {
+            let _ = std::fs::remove_file(old.path());
+        }
+        self.replace(&self.taken(owner), reason.as_bytes()).map(drop)
     }
 }
 

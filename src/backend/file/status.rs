@@ -13,7 +13,8 @@ use super::paths::{self, Paths};
 use super::record::{Kind, Record, Records, Seen, is_kept};
 use crate::backend::{Page, Reheld, Revoke, Revoked};
 use crate::clock;
-use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, State};
+use crate::exit::Fault;
+use crate::lock::{Holder, LastRun, LockName, LockState, Mode, OwnerId, State};
 
 pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockState> {
     let mut state = LockState::free(name.clone(), NAME);
@@ -91,23 +92,38 @@ pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoke
             Ok(Revoked::Marked)
         }
         // A fresh file would be everybody's loss. This one is told, and is no holder from now on.
-        Revoke::Now if record.mode == Mode::Shared && holders.len() > 1 => {
+        Revoke::Now { reason } if record.mode == Mode::Shared && holders.len() > 1 => {
+            // The others may be next, and then it finds the file gone instead of the mark.
+            let _ = paths.note_taken(&owner, reason);
             if record.hold.is_none() {
-                paths.replace(&paths.revoke(&owner), b"taken away on the spot")?;
+                paths.replace(&paths.revoke(&owner), reason.as_bytes())?;
             }
             seen.bury(paths)?;
             Ok(Revoked::Freed)
         }
-        Revoke::Now => {
+        Revoke::Now { reason } => {
             let file = match (record.mode, record.slot) {
                 (Mode::Slots(_), Some(slot)) => paths.slot(slot),
                 _ => paths.lock.clone(),
             };
+            let told = paths.note_taken(&owner, reason);
+            let recorded = if record.hold.is_none() { cut_short(paths, from, reason) } else { Ok(()) };
             paths.renew(&file)?;
             seen.bury(paths)?;
+            told.and(recorded).map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
     }
+}
+
+/// Before the lock is free: whoever gets it then may have ended its run in no time.
+fn cut_short(paths: &Paths, from: &Holder, reason: &str) -> Result<()> {
+    paths.write_last_run(&LastRun::cut_short(from, reason))
+}
+
+fn not_on_record(error: anyhow::Error) -> anyhow::Error {
+    let fault = Fault::of(&error);
+    error.context("it is free now, but the reason is not on record").context(fault)
 }
 
 fn revoke_foreign(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
@@ -119,15 +135,20 @@ fn revoke_foreign(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked>
                 "a program other than dlock holds it and cannot be told: end {pid}, or use --now"
             )))
         }
-        Revoke::Now => {
+        Revoke::Now { reason } => {
+            let recorded = cut_short(paths, from, reason);
             paths.renew(&paths.lock)?;
+            recorded.map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
     }
 }
 
 pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-    let Some((mut record, file)) = Record::find(paths, owner) else { return Ok(Reheld::NotOurs) };
+    let Some((mut record, file)) = Record::find(paths, owner) else {
+        let why = paths::read(&paths.taken(owner));
+        return Ok(why.map_or(Reheld::NotOurs, Reheld::Taken));
+    };
     if record.hold.is_none() {
         return Ok(if is_kept(&file) { Reheld::Running } else { Reheld::NotOurs });
     }

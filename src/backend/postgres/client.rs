@@ -42,6 +42,11 @@ impl Client {
         Ok(Client { settings, patience, channel, session: None })
     }
 
+    /// How long a request may take.
+    pub fn patience(&self) -> Duration {
+        self.patience.attempt
+    }
+
     /// Where a contender wants to be woken, if it can be.
     pub fn channel(&self) -> Option<String> {
         self.settings.listen.then(|| self.channel.clone())

@@ -25,6 +25,12 @@ pub fn is_missing(error: &anyhow::Error) -> bool {
     )
 }
 
+/// Whether a text has a character that the database cannot keep.
+pub fn is_unwritable(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref::<Error>().and_then(Error::code);
+    matches!(code, Some(&SqlState::UNTRANSLATABLE_CHARACTER | &SqlState::CHARACTER_NOT_IN_REPERTOIRE))
+}
+
 /// Whether the server has no connection left for us.
 pub fn is_crowded(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)

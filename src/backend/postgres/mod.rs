@@ -17,6 +17,7 @@ mod client;
 mod examine;
 mod explain;
 mod passfile;
+mod revoke;
 mod schema;
 mod session;
 mod settings;
@@ -220,12 +221,16 @@ impl Backend for Postgres {
                 Renewal::Held(Term { from, ttl, ..lease.term })
             }
             "revoked" => Renewal::Revoked(reason),
-            "lost" => Renewal::Lost(reason),
+            "lost" => match reason.strip_prefix(revoke::TAKEN) {
+                Some(why) => Renewal::Taken(why.to_owned()),
+                None => Renewal::Lost(reason),
+            },
             other => bail!("dlock.renew says {other:?}"),
         })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let asked = clock::now();
         let function = if self.held.contended { "leave" } else { "release" };
         let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6))");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
@@ -243,18 +248,25 @@ impl Backend for Postgres {
         ];
         let Some(answer) = self.client.call(&sql, with).await? else { return Ok(Released::NotOurs) };
         let ours: bool = answer.row()?.try_get(0)?;
-        Ok(if ours { Released::Done } else { Released::NotOurs })
+        if ours {
+            return Ok(Released::Done);
+        }
+        let why = self.why_taken_soon(&lease.name, &lease.owner, asked).await;
+        Ok(why.map_or(Released::NotOurs, Released::Taken))
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, make_interval(secs => $3))";
-        let (name, owner, ttl) = (name.as_str(), owner.as_str(), ttl.as_secs_f64());
-        let with: &Parameters<'_> = &[(&name, Type::TEXT), (&owner, Type::TEXT), (&ttl, Type::FLOAT8)];
+        let with: &Parameters<'_> =
+            &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT), (&ttl.as_secs_f64(), Type::FLOAT8)];
         let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Reheld::NotOurs) };
         let row = answer.row()?;
         Ok(match row.try_get(0)? {
             "done" => Reheld::Done,
-            "not ours" => Reheld::NotOurs,
+            "not ours" => {
+                let why = self.why_taken(name, owner).await.unwrap_or_default();
+                why.map_or(Reheld::NotOurs, Reheld::Taken)
+            }
             "revoked" => Reheld::Revoked(row.try_get(1)?),
             "running" => Reheld::Running,
             other => bail!("dlock.rehold says {other:?}"),
@@ -288,23 +300,6 @@ impl Backend for Postgres {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
-            return Ok(Revoked::NotHeld);
-        };
-        let reason = match how {
-            Revoke::Safely { reason } => Some(reason.as_str()),
-            Revoke::Now => None,
-        };
-        let token = number(token)?;
-        let with: &Parameters<'_> =
-            &[(&name.as_str(), Type::TEXT), (&owner, Type::TEXT), (&token, Type::INT8), (&reason, Type::TEXT)];
-        let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4)", with).await?;
-        let Some(answer) = answer else { return Ok(Revoked::NotHeld) };
-        Ok(match answer.row()?.try_get(0)? {
-            "marked" => Revoked::Marked,
-            "freed" => Revoked::Freed,
-            "not held" => Revoked::NotHeld,
-            other => bail!("dlock.revoke says {other:?}"),
-        })
+        self.take_away(name, from, how).await
     }
 }

@@ -226,7 +226,7 @@ CREATE FUNCTION dlock.acquire(
 $$;
 
 -- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
--- until it ends, and not extended).
+-- until it ends, and not extended), and why.
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
     OUT outcome text, OUT reason text
@@ -240,6 +240,11 @@ BEGIN
     WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
     IF self.token IS NULL THEN
         outcome := 'lost';
+        SELECT 'an operator took it away: ' || t.reason INTO reason
+        FROM dlock.taken t WHERE t.name = renew.name AND t.token = renew.token AND t.owner = renew.owner;
+        IF FOUND THEN
+            RETURN;
+        END IF;
         SELECT coalesce('it belongs to ' || max(c.owner), 'nobody holds it') INTO reason
         FROM dlock.contenders c WHERE c.name = renew.name AND c.token IS NOT NULL AND c.owner <> renew.owner;
         RETURN;
@@ -388,20 +393,34 @@ BEGIN
     DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
 END $$;
 
--- Takes the lock away from exactly this holder: marks it for the holder to let go ('marked'), or, with
--- reason => NULL, frees it on the spot ('freed'). 'not held': too late.
-CREATE FUNCTION dlock.revoke(name text, owner text, token bigint, reason text) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+-- Takes the lock away from exactly this holder: marks it for the holder to let go ('marked'), or, with now => true or
+-- reason => NULL, frees it on the spot ('freed'); then last_run becomes the last run, unless that has ended already.
+-- 'not held': too late.
+CREATE FUNCTION dlock.revoke(
+    name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
+) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+DECLARE
+    was_kept boolean;
 BEGIN
     PERFORM dlock.enter(name);
-    IF reason IS NULL THEN
+    IF now OR reason IS NULL THEN
         DELETE FROM dlock.contenders c
-        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token;
+        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token RETURNING c.kept INTO was_kept;
+        IF NOT FOUND THEN
+            RETURN 'not held';
+        END IF;
+        UPDATE dlock.locks l SET last_run = revoke.last_run
+        WHERE l.name = revoke.name AND revoke.last_run IS NOT NULL AND NOT was_kept;
+        DELETE FROM dlock.taken t WHERE t.at < clock_timestamp() - interval '1 day';
+        IF reason IS NOT NULL THEN
+            INSERT INTO dlock.taken VALUES (revoke.name, revoke.token, revoke.owner, revoke.reason);
+        END IF;
+        RETURN 'freed';
     ELSE
         UPDATE dlock.contenders c SET revoked = revoke.reason
         WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token;
     END IF;
-    RETURN CASE WHEN NOT FOUND THEN 'not held' WHEN reason IS NULL THEN 'freed' ELSE 'marked' END;
+    RETURN CASE WHEN FOUND THEN 'marked' ELSE 'not held' END;
 END $$;
 
 -- One lock as JSON: its contenders in the order of the queue, and its last run. Null: never used.

@@ -52,6 +52,16 @@ CREATE TABLE dlock.successes (
     PRIMARY KEY (name, key)
 );
 
+-- Why a lock was freed on the spot, for its holder, until a day later.
+CREATE TABLE dlock.taken (
+    name   text COLLATE "C" NOT NULL,
+    token  bigint NOT NULL,
+    owner  text NOT NULL,
+    reason text NOT NULL,
+    at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (name, token)
+);
+
 CREATE TABLE dlock.fences (
     resource text PRIMARY KEY,
     token    bigint NOT NULL

@@ -15,7 +15,7 @@ end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 9) == 'withdrawn' then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
-elseif note == 'turn' then
+elseif note == 'turn' or taken(note) then
   redis.call('DEL', notes .. owner)
 end
 

@@ -11,7 +11,7 @@
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
---                  of it, for requests that arrive late or twice: "released", "withdrawn"
+--                  of it, for requests that arrive late or twice: "released", "withdrawn", "taken REASON"
 local lock, holders, held, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
 
 local time = redis.call('TIME')
@@ -82,6 +82,11 @@ end
 
 local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
+end
+
+-- Why an operator has freed the lock on the spot that was this owner's, if so.
+local function taken(note)
+  return note and note:sub(1, 6) == 'taken ' and note:sub(7)
 end
 
 -- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.

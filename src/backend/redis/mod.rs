@@ -32,7 +32,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use async_trait::async_trait;
 
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
@@ -165,6 +166,7 @@ impl Backend for Redis {
                 Renewal::Held(term(from, lease.term.ttl))
             }
             Some("revoked") => Renewal::Revoked(text()),
+            Some("taken") => Renewal::Taken(text()),
             Some("lost") => Renewal::Lost(match text() {
                 nobody if nobody.is_empty() => "its key is gone from Redis".to_owned(),
                 others if others.starts_with('=') => {
@@ -189,6 +191,7 @@ impl Backend for Redis {
         self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
         match (reply?.text().as_deref(), before) {
             (Some("released"), _) => Ok(Released::Done),
+            (Some(taken), _) if taken.starts_with("taken ") => Ok(Released::Taken(taken["taken ".len()..].to_owned())),
             // After an earlier try that failed, a lease that ran out since is no loss.
             (Some("gone"), Some(why)) => Err(ran_out(&why)),
             (Some("gone"), None) => Ok(Released::NotOurs),
@@ -204,6 +207,7 @@ impl Backend for Redis {
             Some("gone") => Reheld::NotOurs,
             Some("running") => Reheld::Running,
             Some("revoked") => Reheld::Revoked(reason()),
+            Some("taken") => Reheld::Taken(reason()),
             _ => bail!("a hold was answered with {reply:?}"),
         })
     }
@@ -226,9 +230,10 @@ impl Backend for Redis {
         let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
         let (how, reason) = match how {
             Revoke::Safely { reason } => ("safely", reason.as_str()),
-            Revoke::Now => ("now", ""),
+            Revoke::Now { reason } => ("now", reason.as_str()),
         };
-        let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason]).await?;
+        let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
+        let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason, &run, &keep]).await?;
         Ok(match reply.text().as_deref() {
             Some("marked") => Revoked::Marked,
             Some("freed") => Revoked::Freed,

@@ -1,7 +1,11 @@
 -- Moves the end of what a release has left behind: to ttl from now or, with zero, to now.
 local owner, ttl = unpack(ARGV)
 local value = settle()
-if not holds(value, owner) then return { 'gone' } end
+if not holds(value, owner) then
+  local why = taken(ask('GET', notes .. owner))
+  if why then return { 'taken', why } end
+  return { 'gone' }
+end
 if redis.call('SISMEMBER', held, owner) == 0 then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(value, owner)

@@ -19,6 +19,9 @@ if holds(value, owner) then
     let_go(value, owner)
     wake()
   end
+elseif taken(note) then
+  -- How the run ended is on record already, and why; the note stays, should this be asked again.
+  answer = note
 elseif note and note:sub(-8) == 'released' then
   answer = 'released'
 else
@@ -27,7 +30,8 @@ else
   wake()
 end
 if forsake == '1' then
-  redis.pcall('SET', notes .. owner, 'withdrawn ' .. answer, 'PX', 600000)
+  local word = answer == 'released' and answer or 'gone'
+  redis.pcall('SET', notes .. owner, 'withdrawn ' .. word, 'PX', 600000)
 elseif answer == 'released' then
   redis.pcall('SET', notes .. owner, 'released', 'PX', 60000)
 end

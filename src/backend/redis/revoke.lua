@@ -1,11 +1,15 @@
--- Takes the lock away from one holder: marks it, or frees it on the spot.
-local owner, token, how, reason = unpack(ARGV)
+-- Takes the lock away from one holder: marks it, or frees it on the spot; then `run` is what becomes of its run, and
+-- the reason is kept for so long (ms).
+local owner, token, how, reason, run, keep = unpack(ARGV)
 local value = settle()
 if not holds(value, owner) or (token ~= '' and detail(owner, 4) ~= token) then
   return 'free'
 end
 if how == 'now' then
+  local runs = redis.call('SISMEMBER', held, owner) == 0
   let_go(value, owner)
+  redis.pcall('SET', notes .. owner, 'taken ' .. reason, 'PX', keep)
+  if runs then redis.pcall('SET', last, run) end
   wake()
   return 'freed'
 end

@@ -10,8 +10,8 @@
 -- places   zset    owner -> when a waiter is forgotten unless it asks again (ms)
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
--- notes..owner     string  a note to the holder, who watches it: "revoked REASON"; or, once it has let go and
---                  watches no more, "released", for a release that arrives twice
+-- notes..owner     string  a note to the holder, who watches it: "revoked REASON", "taken REASON" once this node was taken
+--                  from it; or, once it has let go and watches no more, "released", for a release that arrives twice
 -- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
 -- lates..owner     string  its requests up to this number are given up, should they arrive late
 local lock, held, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
@@ -34,6 +34,11 @@ end
 local function highest_token()
   local token = tonumber(ask('GET', counter) or '')
   return token and token >= 0 and token < 9007199254740992 and token or 0
+end
+
+-- Why an operator has freed this node on the spot, if so.
+local function why_taken(note)
+  return note and note:sub(1, 6) == 'taken ' and note:sub(7)
 end
 
 -- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.

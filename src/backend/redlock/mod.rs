@@ -11,6 +11,8 @@
 //! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
 
 mod acquire;
+mod agreement;
+mod examine;
 #[cfg(test)]
 mod exhaustive;
 mod nodes;
@@ -32,7 +34,8 @@ use super::redis::resp::Value;
 use super::redis::script::Script;
 use super::redis::watch::Watch;
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
@@ -56,12 +59,15 @@ static REVOKE: LazyLock<Script> = script!("revoke.lua");
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// Where among the keys the beginnings of those of notes and turns stand.
+/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
+const TOKEN: usize = 3;
 const NOTES: usize = 9;
 const TURNS: usize = 10;
 
 pub struct Redlock {
     nodes: Nodes,
+    /// How long all of them together may take to answer.
+    patience: Duration,
     prefix: String,
     /// Who we are, for nodes that have to be told again.
     who: String,
@@ -81,6 +87,7 @@ impl Redlock {
         let prefix = redis::prefix(address)?;
         Ok(Redlock {
             nodes: Nodes::new(address, patience)?,
+            patience: patience.connect,
             prefix,
             who: String::new(),
             needed: 1,
@@ -121,9 +128,9 @@ impl Redlock {
     }
 }
 
-/// The operator's reason, if a single node has the mark: it was meant for all of them.
-fn revoked(replies: &[Reply]) -> Option<String> {
-    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == "revoked")?;
+/// The operator's reason, if a single node was marked (`revoked`) or freed (`taken`): all of them were meant.
+fn reason(replies: &[Reply], said: &str) -> Option<String> {
+    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == said)?;
     Some(rest.first().and_then(Value::text).unwrap_or_default())
 }
 
@@ -165,9 +172,11 @@ impl Backend for Redlock {
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
         let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), &args).await;
-        if let Some(Ok((_, reason))) = replies.iter().find(|reply| matches!(reply, Ok((word, _)) if word == "revoked"))
-        {
-            return Ok(Renewal::Revoked(reason.first().and_then(Value::text).unwrap_or_default()));
+        if let Some(reason) = reason(&replies, "taken") {
+            return Ok(Renewal::Taken(reason));
+        }
+        if let Some(reason) = reason(&replies, "revoked") {
+            return Ok(Renewal::Revoked(reason));
         }
         let gone = count(&replies, "gone");
         if gone >= quorum {
@@ -191,8 +200,11 @@ impl Backend for Redlock {
         let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let done = match ([count(&replies, "released"), count(&replies, "gone")], before) {
+        let taken = reason(&replies, "taken");
+        let gone = count(&replies, "gone") + count(&replies, "taken");
+        let done = match ([count(&replies, "released"), gone], before) {
             ([released, _], _) if released >= quorum => Ok(Released::Done),
+            ([_, gone], _) if gone >= quorum && taken.is_some() => Ok(Released::Taken(taken.unwrap_or_default())),
             ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
             // After an earlier try that failed, a lease that ran out since is no loss.
             ([_, gone], Some(why)) if gone >= quorum => Err(redis::ran_out(&why)),
@@ -205,7 +217,10 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        if let Some(reason) = revoked(&replies) {
+        if let Some(reason) = reason(&replies, "taken") {
+            return Ok(Reheld::Taken(reason));
+        }
+        if let Some(reason) = reason(&replies, "revoked") {
             return Ok(Reheld::Revoked(reason));
         }
         Ok(match ["done", "gone", "running"].map(|word| count(&replies, word) >= quorum) {
@@ -225,7 +240,7 @@ impl Backend for Redlock {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        status::examine(self).await
+        examine::examine(self).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
@@ -234,9 +249,10 @@ impl Backend for Redlock {
         let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
         let (word, reason, done) = match how {
             Revoke::Safely { reason } => ("safely", reason.clone(), Revoked::Marked),
-            Revoke::Now => ("now", String::new(), Revoked::Freed),
+            Revoke::Now { reason } => ("now", reason.clone(), Revoked::Freed),
         };
-        let args = [owner, token, word.to_owned(), reason];
+        let (run, keep) = (LastRun::cut_short(from, &reason).to_json(), millis(KEPT_FOR_THE_LATE));
+        let args = [owner, token, word.to_owned(), reason, run, keep];
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
         Ok(match (count(&replies, "ours"), count(&replies, "gone"), count(&replies, "foreign")) {
             (ours, _, _) if ours >= quorum => done,

@@ -1,6 +1,10 @@
 -- Moves the end of what a release has left behind on this node: to ttl from now or, with zero, to now.
 local owner, ttl = unpack(ARGV)
-if redis.call('GET', lock) ~= owner then return { 'gone' } end
+if redis.call('GET', lock) ~= owner then
+  local why = why_taken(ask('GET', notes .. owner))
+  if why then return { 'taken', why } end
+  return { 'gone' }
+end
 if redis.call('GET', held) ~= owner then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(owner)

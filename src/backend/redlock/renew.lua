@@ -1,6 +1,6 @@
 -- Extends our lease on this node. A node that came back empty is taken again, or a lock that is renewed
 -- for long would lose its majority to restarts; it counts only from the next renewal on, since somebody
--- may have held it in between.
+-- may have held it in between. One that an operator has taken away is not.
 local owner, n, token, ttl, who = unpack(ARGV)
 local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
 if value == owner and ask('GET', held) ~= owner then
@@ -9,6 +9,7 @@ if value == owner and ask('GET', held) ~= owner then
   redis.pcall('SET', taken, taken_as(owner, n))
   return { 'ours' }
 end
+if why_taken(note) then return { 'taken', why_taken(note) } end
 if not value and not is_late(owner, n) and highest_token() <= tonumber(token) then
   take(owner, n, ttl)
   redis.call('SET', counter, token)

@@ -5,14 +5,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures_util::future::join_all;
 
 use super::nodes::no_majority;
 use super::{Redlock, script};
+use crate::backend::Page;
 use crate::backend::redis::resp::Value;
 use crate::backend::redis::script::Script;
 use crate::backend::redis::status::{holder, page, waiter};
-use crate::backend::{Checkup, Finding, Page, redis};
 use crate::lock::{Holder, LastRun, LockName, LockState, NodeState, State};
 
 static INSPECT: LazyLock<Script> = script!("inspect.lua");
@@ -97,67 +96,4 @@ pub async fn list(redlock: &mut Redlock, after: Option<String>) -> Result<Page> 
         cursor => Some(format!("{n} {cursor}")),
     };
     Ok(Page { locks, next })
-}
-
-/// Every node by itself, and what they amount to together.
-pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
-    let quorum = redlock.nodes.quorum();
-    let asked = redlock.nodes.iter_mut().map(|node| async {
-        let host = node.server.host().to_owned();
-        (host, redis::examine::examine(&mut node.server, 0).await)
-    });
-    let answers = join_all(asked).await;
-    let (mut findings, mut missing, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
-    let nodes = answers.len();
-    for (host, answer) in answers {
-        match answer {
-            Ok(found) => {
-                let named = |finding: Finding| Finding { what: format!("{host}: {}", finding.what), ..finding };
-                findings.extend(found.findings.into_iter().map(named));
-                offsets.extend(found.clock_offset_us.map(|offset| (offset, host)));
-            }
-            Err(error) => missing.push(format!("{host}: {error:#}")),
-        }
-    }
-    findings.push(presence(nodes, quorum, &missing));
-    findings.extend(clocks(&offsets));
-    let clock_offset_us = offsets.iter().map(|(offset, _)| *offset).max_by_key(|offset| offset.abs());
-    Ok(Checkup { findings, clock_offset_us })
-}
-
-fn presence(nodes: usize, quorum: usize, missing: &[String]) -> Finding {
-    const CHECK: &str = "redlock-nodes";
-    let answering = nodes - missing.len();
-    let what = format!("{answering} of {nodes} nodes answer, and {quorum} must");
-    let why = || format!("of the nodes that are left, {quorum} must stay for any lock to be had or kept");
-    match missing {
-        [] => Finding::fine(CHECK, what),
-        missing if answering >= quorum => {
-            Finding::weak(CHECK, format!("{what}; {}", missing.join("; ")), why(), "bring the node back")
-        }
-        missing => Finding::broken(
-            CHECK,
-            format!("{what}; {}", missing.join("; ")),
-            "without a majority no lock can be had or kept",
-            "bring the nodes back; each is a Redis by itself: redis-cli -h HOST PING",
-        ),
-    }
-}
-
-/// How far apart the clocks of the nodes are.
-fn clocks(offsets: &[(i64, String)]) -> Option<Finding> {
-    const CHECK: &str = "redlock-clocks";
-    const TOLERABLE_US: i64 = 1_000_000;
-    let ((first, early), (last, late)) = (offsets.iter().min()?, offsets.iter().max()?);
-    let spread = last - first;
-    let what = format!("the clocks of the nodes are within {:.3}s of each other", spread as f64 / 1e6);
-    if spread <= TOLERABLE_US {
-        return Some(Finding::fine(CHECK, what));
-    }
-    Some(Finding::weak(
-        CHECK,
-        format!("{what}: {early} is behind {late}"),
-        "a clock that is set while locks are held ends them early on that node, and such a clock wants to be set",
-        "let all nodes take their time from NTP, by slewing and not by steps",
-    ))
 }

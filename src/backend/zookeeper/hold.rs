@@ -78,11 +78,8 @@ impl ZooKeeper {
 
     /// Removes a contender, its slot and its sign of life. False if it was gone already.
     pub(super) async fn remove(&mut self, name: &LockName, node: &str, record: Option<&Record>) -> Result<bool> {
-        let path = format!("{}/{node}", self.lock_path(name));
-        let slot = record.and_then(|one| one.slot).map(|slot| self.slot_path(name, slot.number));
-        let is_hold = record.is_some_and(|one| one.hold.is_some());
-        let sign = (!is_hold).then(|| self.sign_path(name, node));
-        let mut paths: Vec<String> = [Some(path.clone()), slot, sign].into_iter().flatten().collect();
+        let mut paths = self.belongings(name, node, record);
+        let path = paths[0].clone();
         loop {
             let parts: Vec<Request> = paths.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
             let answer = self.ensemble.call_one(Request::multi(&parts)).await?;
@@ -94,6 +91,15 @@ impl ZooKeeper {
                 Some((_, why)) => return Err(refusal(why, format_args!("cannot remove {path}"))),
             }
         }
+    }
+
+    /// A contender's place, and the slot and the sign of life that go with it.
+    pub(super) fn belongings(&self, name: &LockName, node: &str, record: Option<&Record>) -> Vec<String> {
+        let path = format!("{}/{node}", self.lock_path(name));
+        let slot = record.and_then(|one| one.slot).map(|slot| self.slot_path(name, slot.number));
+        let is_hold = record.is_some_and(|one| one.hold.is_some());
+        let sign = (!is_hold).then(|| self.sign_path(name, node));
+        [Some(path), slot, sign].into_iter().flatten().collect()
     }
 
     pub(super) async fn hold_of(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<Held>> {
@@ -142,6 +148,9 @@ impl ZooKeeper {
         let queue = Queue::new(&self.children(&dir).await?);
         let place = queue.place_of(&self.spelling.stem(owner), false).and_then(|one| queue.position(&one.name));
         let holds = place.is_some_and(|position| queue.holds(position));
-        Ok(if holds { Reheld::Running } else { Reheld::NotOurs })
+        if holds {
+            return Ok(Reheld::Running);
+        }
+        Ok(self.why_taken(name, owner).await?.map_or(Reheld::NotOurs, Reheld::Taken))
     }
 }

@@ -7,6 +7,7 @@
 //! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`hold`]
 //! /dlock-meta/NAME               how the last run ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
+//! /dlock-meta/NAME/taken         whose lock was freed on the spot of late, and why: see [`taken`]; kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
 //! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`life`]
 //! ```
@@ -32,6 +33,7 @@ mod release;
 mod renew;
 mod reply;
 mod request;
+mod taken;
 
 #[cfg(test)]
 mod tests;

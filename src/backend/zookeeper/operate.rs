@@ -189,9 +189,12 @@ impl ZooKeeper {
                         "its holder is not a dlock and would not see the mark; --now frees it on the spot".to_owned(),
                     ));
                 }
-                _ => {
-                    let removed = self.remove(name, &contender.name, record).await?;
+                (Revoke::Safely { .. }, Some(record)) => {
+                    let removed = self.remove(name, &contender.name, Some(record)).await?;
                     return Ok(if removed { Revoked::Freed } else { Revoked::NotHeld });
+                }
+                (Revoke::Now { reason }, record) => {
+                    return self.free(name, &contender.name, record, from, reason).await;
                 }
             };
             match self.ensemble.call_one(Request::set_data(&path, &marked.to_bytes(), stat.version)).await? {

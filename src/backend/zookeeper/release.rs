@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::queue::held_name;
 use super::record::{Hold, Record};
 use super::reply::{self, Refusal};
 use super::request::{ANY_VERSION, Kind, Request};
+use super::taken::reason_for;
 use super::{Place, VISIT, ZooKeeper, refusal};
 use crate::backend::{Ending, Lease, Released};
 use crate::lock::LastRun;
@@ -120,15 +121,27 @@ impl ZooKeeper {
             self.ensemble.attach(VISIT).await?;
         }
         let path = self.meta_path(&lease.name);
-        let last_run = match self.ensemble.call_one(Request::get_data(&path, false)).await? {
-            Ok(answer) => LastRun::from_json(&String::from_utf8_lossy(&reply::read_data(&answer)?.0)),
+        let looks = [path.clone(), self.taken_path(&lease.name)].map(|path| Request::get_data(&path, false));
+        let [last_run, taken] = &self.ensemble.call(&looks).await?[..] else { bail!("two answers to two requests") };
+        let last_run = match last_run {
+            Ok(answer) => LastRun::from_json(&String::from_utf8_lossy(&reply::read_data(answer)?.0)),
             Err(Refusal::NoNode) => None,
-            Err(why) => return Err(refusal(why, format_args!("cannot read {path}"))),
+            Err(why) => return Err(refusal(*why, format_args!("cannot read {path}"))),
         };
         let ours = |token| token == lease.token;
-        let done = last_run.is_some_and(|run| ours(run.fencing_token))
-            || self.hold_of(&lease.name, &lease.owner).await?.is_some_and(|held| ours(held.hold.token));
+        // What an operator who freed it on the spot has put there is about our run as well, but does not know its end.
+        let (own, cut_short) = match last_run.filter(|run| ours(run.fencing_token)) {
+            Some(run) if run.exit_code.is_none() => (None, run.reason),
+            own => (own, None),
+        };
+        let taken = reason_for(&lease.owner, taken).or(cut_short);
+        let done =
+            own.is_some() || self.hold_of(&lease.name, &lease.owner).await?.is_some_and(|held| ours(held.hold.token));
         self.ensemble.part().await;
-        Ok(if done { Released::Done } else { Released::NotOurs })
+        Ok(match taken {
+            _ if done => Released::Done,
+            Some(reason) => Released::Taken(reason),
+            None => Released::NotOurs,
+        })
     }
 }

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use super::record::Record;
 use super::reply::{self, Refusal};
 use super::request::Request;
+use super::taken::reason_for;
 use super::{ZooKeeper, refusal};
 use crate::backend::{Lease, Renewal};
 
@@ -15,17 +16,24 @@ impl ZooKeeper {
         let place = self.place.as_ref().context("we have a place")?;
         let mut held = vec![Request::check(&place.path)];
         held.extend(place.record.slot.map(|slot| Request::check(&self.slot_path(&lease.name, slot.number))));
-        let requests = [Request::multi(&held), Request::get_data(&place.path, true)];
-        let [committed, ours] = &self.ensemble.call(&requests).await?[..] else { bail!("two answers to two requests") };
+        let taken = Request::get_data(&self.taken_path(&lease.name), false);
+        let requests = [Request::multi(&held), Request::get_data(&place.path, true), taken];
+        let [committed, ours, taken] = &self.ensemble.call(&requests).await?[..] else {
+            bail!("three answers to three requests")
+        };
         let place = self.place.as_ref().context("we have a place")?;
+        let deleted = || {
+            let lost = || Renewal::Lost(format!("{} was deleted", place.path));
+            reason_for(&lease.owner, taken).map_or_else(lost, Renewal::Taken)
+        };
         match reply::multi_refusal(committed.as_ref().map_err(|why| refusal(*why, "cannot renew"))?)? {
             None => {}
-            Some((_, Refusal::NoNode)) => return Ok(Renewal::Lost(format!("{} was deleted", place.path))),
+            Some((_, Refusal::NoNode)) => return Ok(deleted()),
             Some((_, why)) => return Err(refusal(why, "cannot renew")),
         }
         let (data, stat) = match ours {
             Ok(answer) => reply::read_data(answer)?,
-            Err(Refusal::NoNode) => return Ok(Renewal::Lost(format!("{} was deleted", place.path))),
+            Err(Refusal::NoNode) => return Ok(deleted()),
             Err(why) => return Err(refusal(*why, "cannot renew")),
         };
         if stat.czxid != place.czxid {

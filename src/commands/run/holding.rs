@@ -95,12 +95,15 @@ impl Run {
             News::Recovered => self.voice.tell(name, &Event::Recovered),
             // What has to be done comes before what is said about it: nobody may be reading.
             News::Lost(why) => {
-                self.guardian.end(match self.job.on_lost {
-                    OnLost::Kill => Duration::ZERO,
-                    OnLost::Signal => self.job.terms.kill_after,
-                });
+                self.guardian.end(self.grace_once_lost());
                 course.ended_by(Cause::Lost);
                 self.voice.tell(name, &Event::Lost { why: &why });
+            }
+            News::Taken(reason) => {
+                self.guardian.end(self.grace_once_lost());
+                course.ended_by(Cause::Lost);
+                self.voice.tell(name, &Event::Taken { reason: &reason });
+                course.reason = Some(reason);
             }
             News::Revoked(reason) => {
                 self.guardian.end(self.job.terms.kill_after);
@@ -109,6 +112,14 @@ impl Run {
                 course.reason = Some(reason);
             }
             _ => {}
+        }
+    }
+
+    /// How long the command may take to go when somebody else may have the lock already.
+    fn grace_once_lost(&self) -> Duration {
+        match self.job.on_lost {
+            OnLost::Kill => Duration::ZERO,
+            OnLost::Signal => self.job.terms.kill_after,
         }
     }
 

@@ -55,7 +55,7 @@ pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
                     run.guardian.linger(&lease, until);
                     Ok(Ok(lease))
                 }
-                Released::NotOurs => Ok(Err(Exit::LOST)),
+                Released::NotOurs | Released::Taken(_) => Ok(Err(Exit::LOST)),
             }
         }
         Waited::Nested(_) => Err(Fault::Internal.because("acquire is never reentrant")),
@@ -142,7 +142,7 @@ impl Run {
         }
         match released {
             Released::Done => Ok(course.exit()),
-            Released::NotOurs => Ok(Exit::LOST),
+            Released::NotOurs | Released::Taken(_) => Ok(Exit::LOST),
         }
     }
 
@@ -150,7 +150,8 @@ impl Run {
         let mut variables = BTreeMap::from([("DLOCK_NAME".to_owned(), self.job.name.to_string())]);
         variables.extend(outer.owner.clone().map(|owner| ("DLOCK_OWNER".to_owned(), owner)));
         variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
-        variables.extend(outer.slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
+        let slot = outer.slot.or(self.job.numbered.then_some(0));
+        variables.extend(slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
         self.guardian.start_without_lease(variables)?;
         let course = self.supervise(&mut None)?;
         Ok(course.exit())
@@ -160,6 +161,8 @@ impl Run {
     fn see_released(&mut self, course: &Course) -> Result<Released> {
         let released = self.released();
         let event = match &released {
+            Ok(Released::Taken(reason)) if course.reason.is_none() => Event::Taken { reason },
+            Ok(Released::Taken(_)) => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) if course.is_lost() => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) => Event::Lost { why: "it was not ours any more when the command had ended" },
             Ok(Released::Done) => Event::Released,

@@ -29,11 +29,13 @@ impl Run {
         loop {
             let give_up = self.gives_up_after(busy.is_some()).map(|limit| began + limit);
             match self.next(self.next_look(give_up, busy.is_some()))? {
-                Happening::Keeper(News::Granted(lease, deadlines)) => {
+                Happening::Keeper(News::Granted(mut lease, deadlines)) => {
                     self.voice.clear();
                     (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
                     let acquired = Event::Acquired { token: lease.token, waited: began.elapsed() };
                     self.voice.tell(&self.job.name, &acquired);
+                    // The only slot there is needs no number but here.
+                    lease.slot = lease.slot.or(self.job.numbered.then_some(0));
                     return Ok(Waited::Granted(lease, deadlines));
                 }
                 Happening::Keeper(News::Busy(now)) if self.job.wait == Wait::Never => return Ok(self.busy(Some(&now))),

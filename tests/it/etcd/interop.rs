@@ -211,7 +211,8 @@ fn a_foreign_lock_can_only_be_taken_at_once() {
     let take = |how: &[&str]| stage.etcd.dlock().args(["force-release", &stage.name, "--yes"]).args(how).ended();
     take(&[]).expect(77).saying("--now");
     assert_eq!(stage.status()["state"], "held");
-    take(&["--now"]).expect(0);
-    assert_eq!(stage.status()["state"], "free");
+    take(&["--now", "--reason", "stuck"]).expect(0);
+    let state = stage.status();
+    assert_eq!((&state["state"], &state["last_run"]["reason"]), (&"free".into(), &"stuck".into()), "{state}");
     stage.let_go("etcdctl");
 }

@@ -56,6 +56,37 @@ fn a_full_disk_does_not_keep_the_lock_when_the_command_has_ended() {
 }
 
 #[test]
+fn a_key_that_does_not_fit_on_the_disk_is_not_half_on_record() {
+    if !may_mount() {
+        return eprintln!("not played: only root can mount a small disk to fill");
+    }
+    let (bed, go) = (FileBed::on_small_disk(), Go::new());
+    let key = "monday-and-all-the-rest-of-the-week";
+    let holder = bed.dlock().run("x").args(["--once", key]).sh(&go.awaited()).spawn();
+    until("it to hold", || state(&bed, "x")["state"] == "held");
+    // There is room for so much on the page that the file has already.
+    let once = bed.side("x").join("once");
+    let before = "x".repeat(4096 - 1 - "monday".len()) + "\n";
+    std::fs::write(&once, &before).unwrap();
+    bed.fill();
+    go.say();
+    holder.ended().expect(0).saying(&format!("--once {key} is not on record"));
+    assert!(std::fs::read_to_string(&once).unwrap() == before, "half of it is there");
+}
+
+#[test]
+fn half_a_key_is_none_and_spoils_no_other() {
+    let bed = FileBed::new();
+    let run = |key: &str| bed.dlock().run("x").args(["--once", key]).sh("echo ran").ended().expect(0).silently().stdout;
+    assert_eq!(run("monday"), "ran\n");
+    let once = bed.side("x").join("once");
+    std::fs::write(&once, "monday\ntues").unwrap();
+    assert_eq!((run("monday"), run("wednesday")), ("".into(), "ran\n".into()));
+    assert_eq!((run("wednesday"), run("tues")), ("".into(), "ran\n".into()));
+    assert_eq!((run("tues"), run("monday")), ("".into(), "".into()));
+}
+
+#[test]
 fn nobody_who_stops_waiting_stays_on_record() {
     let (bed, go) = (FileBed::new(), Go::new());
     let once = ["--once", "k"];

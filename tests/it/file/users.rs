@@ -108,15 +108,16 @@ fn one_of_two_shared_holders_can_be_taken_out_on_the_spot() {
     first.await_runs(1, 1);
     second.await_runs(1, 1);
     let (gone, left) = (first.runs()[0].token, second.runs()[0].token);
-    let now = ["force-release", "x", "--yes", "--now", "--token", &gone.to_string()];
+    let now = ["force-release", "x", "--yes", "--now", "--reason", "one too many", "--token", &gone.to_string()];
     bed.dlock().args(now).ended().expect(0);
-    out.ended().expect(79).saying("takes the lock away");
+    out.ended().expect(79).saying("takes the lock away (one too many)");
+    assert_eq!(bed.beside("x", "taken."), [""; 0]);
     let seen = state(&bed, "x");
     assert_eq!((seen["holders"].as_array().unwrap().len(), &seen["holders"][0]["fencing_token"]), (1, &left.into()));
     bed.dlock().run("x").arg("-n").sh("echo no").ended().expect(75);
     assert!(!stays.has_ended());
     bed.dlock().args(["force-release", "x", "--yes", "--now"]).ended().expect(0);
-    stays.ended().expect(79).saying("deleted or replaced");
+    stays.ended().expect(79).saying("force-release --now (no reason given)");
 }
 
 #[test]

@@ -103,6 +103,42 @@ fn a_lock_outlives_the_dlock_that_acquired_it() {
 }
 
 #[test]
+fn why_the_lock_of_an_sql_client_was_taken_away_is_on_record_and_told_to_it() {
+    let (server, name) = (Postgres::shared(), unique("why"));
+    used(server);
+    let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
+    server.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "it's stuck"]).ended().expect(0);
+    let renew = format!("SELECT outcome, reason FROM dlock.renew('{name}', 'psql', {granted})");
+    assert_eq!(server.sql(&renew), "lost|an operator took it away: it's stuck");
+    let last = server.sql(&format!("SELECT last_run->>'reason' FROM dlock.locks WHERE name = '{name}'"));
+    assert_eq!(last, "it's stuck");
+    // What it is granted later has nothing to do with it.
+    let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
+    let renew = || server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', 'psql', {granted})"));
+    assert_eq!(renew(), "held");
+    server.sql(&format!("SELECT dlock.release('{name}', 'psql', {granted})"));
+    assert_eq!(renew(), "lost");
+}
+
+#[test]
+fn a_schema_that_keeps_no_reasons_still_lets_a_lock_be_taken_away() {
+    let (server, name, log) = (Postgres::with(&[]), unique("older"), Log::new());
+    let holder = holding(&server.url(), &name, &["--ttl", "1h"], &log);
+    server.sql("DROP FUNCTION dlock.revoke(text, text, bigint, text, boolean, json)");
+    server.sql(
+        "CREATE FUNCTION dlock.revoke(name text, owner text, token bigint, reason text) RETURNS text
+         LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$ BEGIN
+             PERFORM dlock.enter(name);
+             DELETE FROM dlock.contenders c
+             WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token AND revoke.reason IS NULL;
+             RETURN CASE WHEN FOUND THEN 'freed' ELSE 'not held' END;
+         END $$",
+    );
+    server.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
+    holder.ended().expect(79).saying("nobody holds it");
+}
+
+#[test]
 fn a_run_is_not_released_behind_its_back() {
     let (server, name) = (Postgres::shared(), unique("behind"));
     let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
@@ -212,6 +248,14 @@ fn a_database_of_another_encoding_keeps_locks_too() {
     assert_eq!((once("täglich"), once("täglich")), ("ran\n".into(), "".into()));
     assert_eq!((once("10 €"), once("10 €")), ("ran\n".into(), "".into()));
     assert_eq!(once("10 \\u20ac"), "ran\n", "another key");
+    let reasons: [(&[&str], &str, &str); 3] =
+        [(&["--now"], "hängt", "(hängt)"), (&["--now"], "10 €", "(10 \\u20ac)"), (&[], "→", "(\\u2192)")];
+    for (how, reason, told) in reasons {
+        let (name, log) = (unique("reason"), Log::new());
+        let holder = holding(&url, &name, &["--ttl", "1h"], &log);
+        on(&url).args(["force-release", &name, "--yes", "--reason", reason]).args(how).ended().expect(0).silently();
+        holder.ended().expect(79).saying(told);
+    }
 }
 
 #[test]

@@ -89,7 +89,10 @@ fn a_foreign_lock_can_be_taken_away_on_the_spot_and_only_if_it_is_still_the_same
     let bed = Redis::new();
     let mut foreign = redis_py(&bed, "job");
     assert_eq!(foreign.says(), "got it");
-    bed.dlock().args(["force-release", "job", "--yes", "--now"]).ended().expect(0);
+    let told = bed.dlock().args(["force-release", "job", "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
+    assert!(told.stdout.contains("only kept for status"), "{told:#?}");
+    let last = status(&bed, "job")["last_run"].clone();
+    assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"stuck".into()), "{last}");
     bed.dlock().run("job").arg("-n").sh("exit 0").ended().expect(0);
     assert_eq!(foreign.release(), "", "redis-py must see that its lock is gone");
 }

@@ -169,6 +169,8 @@ fn another_programs_lock_is_not_marked_but_can_be_freed() {
     let told = bed.dlock().args(["force-release", &name, "--yes"]).ended();
     assert!(told.code != Some(0) && told.stderr.contains("--now"), "{told:#?}");
     bed.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
-    bed.dlock().args(["force-release", &name, "--yes", "--now"]).ended().expect(0);
+    bed.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
+    let last = bed.dlock().args(["status", "--json", &name]).ended().stdout;
+    assert!(last.contains(r#""outcome":"lost""#) && last.contains(r#""reason":"stuck""#), "{last}");
     bed.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0);
 }

@@ -276,7 +276,7 @@ async fn the_next_waits_for_the_end_of_one_that_vanished_but_not_of_one_whose_ti
     // Let go of, even by force: at once.
     busy(&mut a, &first).await;
     let holder = a.inspect(&first.name).await.unwrap().holders.remove(0);
-    assert_eq!(a.revoke(&first.name, &holder, &Revoke::Now).await.unwrap(), Revoked::Freed);
+    assert_eq!(a.revoke(&first.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(), Revoked::Freed);
     assert!(granted(&mut a, &first).await.token > lease.token);
 
     // Not renewed: at once when its time is over.

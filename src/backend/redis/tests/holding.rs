@@ -124,9 +124,12 @@ async fn a_revoked_holder_is_told_why_and_keeps_the_lock_until_it_lets_go() {
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     let lease = granted(&mut a, &one).await;
     let seen = operator.inspect(&one.name).await.unwrap().holders.remove(0);
-    assert_eq!(operator.revoke(&one.name, &seen, &Revoke::Now).await.unwrap(), Revoked::Freed);
+    assert_eq!(
+        operator.revoke(&one.name, &seen, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
+        Revoked::Freed
+    );
     told(&mut a).await;
-    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Taken(why) if why == "stuck"));
 }
 
 #[tokio::test]

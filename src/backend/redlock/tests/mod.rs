@@ -104,8 +104,11 @@ async fn a_revoked_holder_is_told_and_only_exclusive_locks_are_had() {
     told(&mut a).await;
     assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Revoked(reason) if reason == "maintenance"));
     assert_eq!(operator.inspect(&one.name).await.unwrap().state, State::Revoked);
-    assert_eq!(operator.revoke(&one.name, &seen, &Revoke::Now).await.unwrap(), Revoked::Freed);
-    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+    assert_eq!(
+        operator.revoke(&one.name, &seen, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
+        Revoked::Freed
+    );
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Taken("stuck".into()));
     let mut names = Vec::new();
     let mut after = None;
     loop {

@@ -221,11 +221,17 @@ async fn a_revoke_is_seen_at_once_and_a_deletion_too() {
     hinted(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Revoked(reason) if reason == "maintenance"));
     assert_eq!(operator.inspect(&ask.name).await.unwrap().state, State::Revoked);
-    assert_eq!(operator.revoke(&ask.name, &holder, &Revoke::Now).await.unwrap(), Revoked::Freed);
+    assert_eq!(
+        operator.revoke(&ask.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
+        Revoked::Freed
+    );
     hinted(&mut client).await;
-    assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Lost(_)));
-    assert_eq!(operator.revoke(&ask.name, &holder, &Revoke::Now).await.unwrap(), Revoked::NotHeld);
-    assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+    assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Taken(why) if why == "stuck"));
+    assert_eq!(
+        operator.revoke(&ask.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
+        Revoked::NotHeld
+    );
+    assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::Taken("stuck".into()));
 }
 
 #[tokio::test]

@@ -79,7 +79,10 @@ async fn whoever_is_freed_by_force_is_not_waited_for() {
         let (first, second) = (ask("forced", mode), ask("forced", mode));
         granted(holder.try_acquire(&first).await.unwrap());
         let held = operator.inspect(&first.name).await.unwrap().holders[0].clone();
-        assert_eq!(operator.revoke(&first.name, &held, &Revoke::Now).await.unwrap(), Revoked::Freed);
+        assert_eq!(
+            operator.revoke(&first.name, &held, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
+            Revoked::Freed
+        );
         let lease = granted(next.try_acquire(&second).await.unwrap());
         assert_eq!(lease.slot, held.slot);
         next.release(&lease, &ending(&lease)).await.unwrap();
