@@ -174,7 +174,7 @@ async fn a_lock_that_was_taken_away_is_as_lost_as_any_other_and_says_why() {
             if why == "because" && again == why),
         "{heard:?}"
     );
-    assert!(stage.pushed.borrow().is_empty());
+    assert!(stage.pushed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
