@@ -169,6 +169,8 @@ impl Seen {
         if let Some(lost) = self.lost_run() {
             paths.write_last_run(&lost)?;
         }
+        // A mark that an operator left for it found nobody.
+        let _ = std::fs::remove_file(paths.revoke(&self.record.who.owner));
         let _ = std::fs::remove_file(&self.path);
         Ok(())
     }
