@@ -11,7 +11,7 @@ use crate::random;
 
 /// `host.pid.random`: safe in a shell, in `ps`, as a Redis value and as part of a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "String", into = "String")]
 pub struct OwnerId(String);
 
 impl OwnerId {
@@ -23,6 +23,21 @@ impl OwnerId {
 impl fmt::Display for OwnerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// What others have written is not to be trusted: it becomes part of a path.
+impl TryFrom<String> for OwnerId {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> Result<OwnerId> {
+        text.parse()
+    }
+}
+
+impl From<OwnerId> for String {
+    fn from(owner: OwnerId) -> String {
+        owner.0
     }
 }
 
