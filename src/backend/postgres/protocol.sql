@@ -293,6 +293,16 @@ CREATE FUNCTION dlock.acquire(
     WHERE NOT EXISTS (SELECT FROM held)
 $$;
 
+-- For a session of our own, while nobody waits for it: what is done for the first time has to be planned, and to let go is
+-- what others wait for. Plans are kept from the first time on, which PostgreSQL would not do before the sixth.
+CREATE FUNCTION dlock.rehearse() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('server_version_num')::int >= 120000 THEN
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', false);
+    END IF;
+    PERFORM dlock.leave('', '', 0, NULL, NULL, NULL, NULL);
+END $$;
+
 -- Waits, no longer than `patience`, until the bell of who is before us has fallen; says the token if we have been granted
 -- the lock by then. Nothing is written before, so nobody waits for us; and what we shall need then is planned already.
 CREATE FUNCTION dlock.await(
@@ -304,7 +314,7 @@ DECLARE
         CASE WHEN allowed > '0' THEN least(patience, allowed * 0.8) ELSE patience END) * 1000)::text, true);
 BEGIN
     IF rehearse THEN
-        PERFORM dlock.leave('', '', 0, NULL, NULL, NULL, NULL);
+        PERFORM dlock.rehearse();
     END IF;
     SELECT c.token INTO token FROM dlock.contenders c WHERE c.name = await.name AND c.owner = await.owner;
     IF NOT FOUND OR token IS NOT NULL THEN
@@ -350,8 +360,8 @@ BEGIN
             PERFORM dlock.raise_bell(self.ticket, backend);
         END IF;
     END IF;
-    IF rehearse THEN
-        PERFORM dlock.leave('', '', 0, NULL, NULL, NULL, NULL);
+    IF rehearse AND backend = pg_backend_pid() THEN
+        PERFORM dlock.rehearse();
     END IF;
 END $$;
 
@@ -359,8 +369,7 @@ END $$;
 -- The first of the queue need not ask: it is granted the lock here, if it can be told so and has lately shown that it
 -- lives, for as long as its place was worth. So nobody waits longer for it, should it be dead after all. Not where a
 -- commit waits for a standby: whether that has confirmed it is told to us, not to the one who is granted the lock.
--- No lock is called '': with that name all steps are gone through in vain, so that a session has planned them by the time
--- that somebody waits for them.
+-- No lock is called '': with that name all steps are gone through in vain, see dlock.rehearse.
 CREATE FUNCTION dlock.leave(
     name text, owner text, token bigint, last_run json, once text, keep interval, backend int
 ) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
@@ -413,7 +422,7 @@ BEGIN
         last_run = coalesce(leave.last_run, l.last_run),
         crowd = CASE WHEN EXISTS (SELECT FROM dlock.contenders c WHERE c.name = leave.name) THEN 2 ELSE 0 END
     WHERE l.name = leave.name;
-    IF self.session = backend AND backend = pg_backend_pid() THEN
+    IF rehearsal OR (self.session = backend AND backend = pg_backend_pid()) THEN
         PERFORM dlock.drop_bell(self.ticket);
     END IF;
     IF once IS NOT NULL THEN
