@@ -67,7 +67,7 @@ pub struct Postgres {
 struct Held {
     /// What was asked for, and what it is renewed for.
     ttl: Option<Duration>,
-    /// Others wanted the lock too.
+    /// We had to wait for it.
     contended: bool,
     /// It was handed over, and has not been renewed since.
     handed_over: bool,
@@ -156,12 +156,14 @@ impl Backend for Postgres {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5, $6, $7)";
+        const SQL: &str =
+            "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5, $6, $7, $8)";
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         // More than a lease that was handed over has been so far.
         let ttl = self.held.ttl.unwrap_or(lease.term.ttl);
         let (seconds, wake) = (ttl.as_secs_f64(), self.client.channel());
         let (process, rehearse) = (self.process().await?, !self.rehearsed);
+        let ring = rehearse && !self.held.contended;
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
@@ -170,6 +172,7 @@ impl Backend for Postgres {
             (&wake, Type::TEXT),
             (&process, Type::INT4),
             (&rehearse, Type::BOOL),
+            (&ring, Type::BOOL),
         ];
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone".to_owned()));

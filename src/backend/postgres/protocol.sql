@@ -19,7 +19,8 @@ CREATE FUNCTION dlock.describe(c dlock.contenders) RETURNS json STABLE LANGUAGE 
 $$;
 
 -- A session that is nobody's but a contender's has a bell: an advisory lock on its ticket, which falls when the contender
--- lets go or the session ends. Whoever is next waits for that; so each that leaves wakes one, however many wait, which a
+-- lets go or the session ends. It is raised when the contender takes its place in the queue or, if it had the lock at once,
+-- when it renews with ring => true. Whoever is next waits for that; so each that leaves wakes one, however many wait, which a
 -- notification does not. It is an alarm clock, and nothing is decided by it. True, if the bell is up from here on.
 CREATE FUNCTION dlock.raise_bell(ticket bigint, backend int) RETURNS boolean LANGUAGE sql AS $$
     SELECT CASE WHEN backend = pg_backend_pid()
@@ -228,7 +229,8 @@ BEGIN
             since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
             server = excluded.server, wake = excluded.wake, pass = excluded.pass, session = excluded.session
         RETURNING c.ticket INTO self.ticket;
-        IF mode = 'exclusive' AND self.session IS DISTINCT FROM backend THEN
+        IF mode = 'exclusive' AND (outcome = 'busy' OR self.owner IS NOT NULL)
+            AND self.session IS DISTINCT FROM backend THEN
             PERFORM dlock.raise_bell(self.ticket, backend);
         END IF;
     END IF;
@@ -253,7 +255,7 @@ $$;
 -- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
 -- thousand that do so do not wait for each other.
 -- A session that stays with the contender, and is no pooler's, may say so with backend => its process, as the server told
--- it when it connected: then whoever is next waits for its bell, and it may itself be told to wait for that of `behind`.
+-- it when it connected: then it has a bell while it waits, and may be told to wait for that of `behind`.
 -- A lock that nobody contends for is taken by what its row says of itself. Its snapshot may be older than the row, but
 -- whoever waited for the row looks at its latest state, or above READ COMMITTED fails.
 CREATE FUNCTION dlock.acquire(
@@ -281,8 +283,7 @@ CREATE FUNCTION dlock.acquire(
         SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, t.token,
                CASE acquire.mode WHEN 'slots' THEN 0 END, t.at, acquire.ttl, t.at + acquire.ttl,
                pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid()
-        FROM taken t
-        RETURNING token, slot, CASE WHEN acquire.backend IS NOT NULL THEN dlock.raise_bell(ticket, acquire.backend) END
+        FROM taken t RETURNING token, slot
     )
     SELECT 'granted', h.token, h.slot, NULL::bigint, NULL::interval, NULL::json, NULL::bigint,
            current_setting('max_connections')::int * 2 / 3, dlock.version(), NULL::bigint FROM held h
@@ -333,7 +334,7 @@ END $$;
 -- until it ends, and not extended).
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
-    backend int DEFAULT NULL, rehearse boolean DEFAULT false,
+    backend int DEFAULT NULL, rehearse boolean DEFAULT false, ring boolean DEFAULT false,
     OUT outcome text, OUT reason text
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
@@ -356,7 +357,7 @@ BEGIN
         SET ttl = renew.ttl, expires = clock_timestamp() + renew.ttl, server = pg_postmaster_start_time(),
             wake = coalesce(renew.wake, c.wake), session = pg_backend_pid()
         WHERE c.name = renew.name AND c.owner = renew.owner;
-        IF self.mode = 'exclusive' AND self.session <> backend THEN
+        IF self.mode = 'exclusive' AND (ring OR self.session <> backend) THEN
             PERFORM dlock.raise_bell(self.ticket, backend);
         END IF;
     END IF;

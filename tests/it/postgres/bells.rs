@@ -28,7 +28,8 @@ impl<'a> Queue<'a> {
             server.dlock().run(&name).args(options).sh(&script).spawn()
         };
         let holder = start("until test -e gate; do sleep 0.01; done".to_owned());
-        until("the holder to hold", || dir.path().join("alone").exists());
+        let bells = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted";
+        until("the holder to have a bell", || dir.path().join("alone").exists() && server.sql(bells) == "1");
         let mut waiters = Vec::new();
         for number in 0..count {
             waiters.push(start(format!("echo {number} >> order")));
