@@ -61,6 +61,11 @@ impl Client {
         Ok(self.session.insert(session).process())
     }
 
+    /// The same, without asking for it.
+    pub fn known_process(&self) -> Option<i32> {
+        self.session.as_ref().filter(|_| self.settings.listen).and_then(Session::process)
+    }
+
     pub fn is_connected(&self) -> bool {
         self.session.is_some()
     }

@@ -56,8 +56,8 @@ pub struct Postgres {
     held: Held,
     /// Whether the server lets us wait for bells, as far as we know.
     bells: bool,
-    /// The server has planned our release.
-    rehearsed: bool,
+    /// The process that has planned our release.
+    rehearsed: Option<i32>,
     /// How often in a row a bell fell for nothing.
     in_vain: u32,
 }
@@ -84,7 +84,7 @@ impl Held {
 impl Postgres {
     pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
         let client = Client::new(address, patience)?;
-        Ok(Postgres { client, place: None, held: Held::default(), bells: true, rehearsed: false, in_vain: 0 })
+        Ok(Postgres { client, place: None, held: Held::default(), bells: true, rehearsed: None, in_vain: 0 })
     }
 }
 
@@ -162,7 +162,8 @@ impl Backend for Postgres {
         // More than a lease that was handed over has been so far.
         let ttl = self.held.ttl.unwrap_or(lease.term.ttl);
         let (seconds, wake) = (ttl.as_secs_f64(), self.client.channel());
-        let (process, rehearse) = (self.process().await?, !self.rehearsed);
+        let process = self.process().await?;
+        let rehearse = self.rehearsed != process;
         let ring = rehearse && !self.held.contended;
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
@@ -177,7 +178,7 @@ impl Backend for Postgres {
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone".to_owned()));
         };
-        self.rehearsed = true;
+        self.rehearsed = process;
         let (from, row) = (answer.from, answer.row()?);
         let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
         Ok(match row.try_get(0)? {
@@ -192,7 +193,7 @@ impl Backend for Postgres {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        let function = if self.held.contended || self.rehearsed { "leave" } else { "release" };
+        let function = if self.held.contended || self.rehearsed.is_some() { "leave" } else { "release" };
         let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));

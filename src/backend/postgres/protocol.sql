@@ -132,6 +132,12 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    -- Whoever is going to wait prepares for the end while nobody waits for it.
+    IF NOT again AND queue AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
+        IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name) THEN
+            PERFORM dlock.rehearse();
+        END IF;
+    END IF;
     UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
     IF NOT FOUND THEN
         INSERT INTO dlock.locks (name) VALUES (contend.name) ON CONFLICT DO NOTHING;
@@ -305,29 +311,35 @@ BEGIN
 END $$;
 
 -- Waits, no longer than `patience`, until the bell of who is before us has fallen; says the token if we have been granted
--- the lock by then. Nothing is written before, so nobody waits for us; and what we shall need then is planned already.
+-- the lock by then. Nothing is written before, so nobody waits for us. The server looks for a deadlock, and may log that we
+-- wait, when somebody has waited for deadlock_timeout: each time we wait for less.
 CREATE FUNCTION dlock.await(
     name text, owner text, behind bigint, patience interval, rehearse boolean DEFAULT false, OUT token bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     allowed constant interval := current_setting('statement_timeout')::interval; -- zero: as long as it takes
-    setting text := set_config('lock_timeout', ceil(extract(epoch FROM
-        CASE WHEN allowed > '0' THEN least(patience, allowed * 0.8) ELSE patience END) * 1000)::text, true);
+    until constant timestamptz := clock_timestamp()
+        + CASE WHEN allowed > '0' THEN least(patience, allowed * 0.8) ELSE patience END;
+    longest constant interval := greatest(current_setting('deadlock_timeout')::interval * 0.9, '100 ms');
+    rest interval;
+    fallen boolean;
 BEGIN
     IF rehearse THEN
         PERFORM dlock.rehearse();
     END IF;
-    SELECT c.token INTO token FROM dlock.contenders c WHERE c.name = await.name AND c.owner = await.owner;
-    IF NOT FOUND OR token IS NOT NULL THEN
-        RETURN;
-    END IF;
-    BEGIN
-        PERFORM pg_advisory_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
-        PERFORM pg_advisory_unlock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
-    EXCEPTION WHEN lock_not_available THEN
-        RETURN;
-    END;
-    SELECT c.token INTO token FROM dlock.contenders c WHERE c.name = await.name AND c.owner = await.owner;
+    LOOP
+        SELECT c.token INTO token FROM dlock.contenders c WHERE c.name = await.name AND c.owner = await.owner;
+        rest := until - clock_timestamp();
+        EXIT WHEN NOT FOUND OR token IS NOT NULL OR fallen OR rest < '1 ms';
+        BEGIN
+            PERFORM set_config('lock_timeout', ceil(extract(epoch FROM least(rest, longest)) * 1000)::text, true);
+            PERFORM pg_advisory_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
+            PERFORM pg_advisory_unlock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
+            fallen := true;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
 END $$;
 
 -- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
@@ -401,8 +413,10 @@ BEGIN
         WHERE c.name = leave.name AND c.owner = leave.owner;
     ELSE
         IF rehearsal OR (self.mode = 'exclusive' AND current_setting('synchronous_standby_names') = '') THEN
+            -- Nobody waits before the one who holds it alone; but those who were there have left something to read past.
             SELECT * INTO first FROM dlock.contenders c
-            WHERE c.name = leave.name AND c.token IS NULL AND (c.expires > at OR c.server <> here)
+            WHERE c.name = leave.name AND c.ticket > self.ticket AND c.token IS NULL
+              AND (c.expires > at OR c.server <> here)
             ORDER BY c.ticket LIMIT 1;
         END IF;
         IF rehearsal OR (first.pass AND first.server = here AND first.expires - at > first.ttl / 2) THEN

@@ -86,6 +86,9 @@ impl Postgres {
         let room = usize::try_from(row.try_get::<_, i32>(6)?)?;
         let far = ahead.is_some_and(|ahead| ahead >= room);
         let behind = row.try_get::<_, Option<i64>>(9)?.filter(|_| !far);
+        if behind.is_some() && !again {
+            self.rehearsed = self.client.known_process();
+        }
         self.place = ask.queue.then_some(Place {
             name: ask.name.clone(),
             owner: ask.who.owner.clone(),
@@ -145,7 +148,8 @@ impl Postgres {
             return;
         };
         let (name, owner, seconds) = (name.as_str(), owner.as_str(), patience.as_secs_f64());
-        let (rehearse, until) = (!self.rehearsed, clock::now() + *patience);
+        let process = self.client.known_process();
+        let (rehearse, until) = (self.rehearsed != process, clock::now() + *patience);
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
@@ -156,7 +160,7 @@ impl Postgres {
         let token = self.client.call_waiting(SQL, with).await;
         match token.and_then(|answer| Ok(answer.row()?.try_get(0)?)) {
             Ok(token) => {
-                (*granted, self.rehearsed) = (token, true);
+                (*granted, self.rehearsed) = (token, process);
                 let in_vain = token.is_none() && !until.has_passed();
                 self.in_vain = if in_vain { self.in_vain + 1 } else { 0 };
                 if self.in_vain > OFTEN {
