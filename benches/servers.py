@@ -265,7 +265,7 @@ class Postgres(Backend):
             return False
 
     def waiting(self, lock):
-        return self.sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        return self.sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted")
 
     def requests(self):
         """Statements that clients sent; what functions did inside is not counted."""

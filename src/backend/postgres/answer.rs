@@ -39,16 +39,22 @@ pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
         "busy" => {
             let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
             let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
+            let late = row.try_get::<_, Option<i64>>(9)?.map_or(Duration::ZERO, |_| grace(ask.ttl));
             Attempt::Busy(Busy {
                 holder: holder.map(|holder| holder.to_holder()),
                 ahead: Some(ahead),
-                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end),
+                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end) + late,
             })
         }
         "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
         "already ran" => Attempt::AlreadyRan,
         other => bail!("dlock.acquire says {other:?}"),
     })
+}
+
+/// How long a server that waits for us may be late to say that nothing has happened.
+pub fn grace(ttl: Duration) -> Duration {
+    RECHECK.min(ttl.min(PLACE) / 6)
 }
 
 /// When a waiter asks again unasked: in time to keep its place, when the first lease before it ends,

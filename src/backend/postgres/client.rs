@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 
 use super::explain::{explain, is_crowded, is_missing, is_worth_repeating};
 use super::schema;
-use super::session::{Parameters, Session};
+use super::session::{Parameters, Session, Stopper};
 use super::settings::Settings;
 use crate::backend::{Address, Patience};
 use crate::clock::{self, Instant};
@@ -16,6 +16,8 @@ use crate::exit::Fault;
 
 /// How long to step back when the server has no connection left.
 const CROWDED: Duration = Duration::from_millis(100);
+/// How long to try to end a query that was left alone.
+const STOP: Duration = Duration::from_millis(200);
 
 pub struct Client {
     settings: Settings,
@@ -25,6 +27,8 @@ pub struct Client {
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
     /// half-way takes the connection with it.
     session: Option<Session>,
+    /// Ends the query that was waiting on a connection that was dropped, and with it what that session has.
+    left_alone: Option<Stopper>,
 }
 
 /// Rows, and an instant at which the request had not been written yet.
@@ -39,7 +43,7 @@ impl Client {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
         let channel = format!("{}_{:016x}", settings.schema, u64::from_be_bytes(random));
-        Ok(Client { settings, patience, channel, session: None })
+        Ok(Client { settings, patience, channel, session: None, left_alone: None })
     }
 
     /// How long a request may take.
@@ -52,13 +56,37 @@ impl Client {
         self.settings.listen.then(|| self.channel.clone())
     }
 
+    /// The server's process that is ours as long as we are connected; none, if it may be a pooler's. Another number
+    /// than the server's own is a pooler's too, and the server sees that for itself.
+    pub async fn process(&mut self) -> Result<Option<i32>> {
+        if !self.settings.listen {
+            return Ok(None);
+        }
+        let session = self.connected().await?;
+        Ok(self.session.insert(session).process())
+    }
+
+    /// The same, without asking for it.
+    pub fn known_process(&self) -> Option<i32> {
+        self.session.as_ref().filter(|_| self.settings.listen).and_then(Session::process)
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Whether a notification would reach us, or need not.
+    pub fn hears(&self) -> bool {
+        !self.settings.listen || self.session.as_ref().is_none_or(Session::is_listening)
+    }
+
     /// Calls what has to be there, and makes it if it is not.
     pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
-        if let Some(answer) = self.call_listening(sql, with).await? {
+        if let Some(answer) = self.call(sql, with).await? {
             return Ok(answer);
         }
         self.install().await?;
-        let answer = self.call_listening(sql, with).await?;
+        let answer = self.call(sql, with).await?;
         answer.ok_or_else(|| Fault::Config.because(schema::half_there(&self.settings.schema)))
     }
 
@@ -75,6 +103,21 @@ impl Client {
     /// The same, and hears of later changes from then on.
     pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
         self.attempt(self.channel(), sql, with).await
+    }
+
+    /// Calls what takes its time, over the connection there is. Whoever does not wait for the end leaves the connection
+    /// behind, and the server is told with the next call.
+    pub async fn call_waiting(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+        let sql = self.named(sql);
+        let mut session = self.session.take().context("there is no connection to wait on")?;
+        self.left_alone = Some(session.stopper());
+        let from = clock::now();
+        let answer = session.query_deaf(&sql, with).await;
+        self.left_alone = None;
+        if !session.is_closed() {
+            self.session = Some(session);
+        }
+        Ok(Answer { from, rows: answer.map_err(explain)? })
     }
 
     /// Makes the schema.
@@ -118,9 +161,17 @@ impl Client {
     }
 
     /// In `sql`, `dlock.` stands for the schema, whatever it is called.
+    fn named(&self, sql: &str) -> String {
+        sql.replace("dlock.", &format!("{}.", self.settings.schema))
+    }
+
     async fn attempt(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
-        match self.ask(listen.as_deref(), &sql, with).await {
+        let sql = self.named(sql);
+        let answer = self.ask(listen.as_deref(), &sql, with).await;
+        if let Some(stopper) = self.left_alone.take() {
+            let _ = tokio::time::timeout(STOP, stopper.stop()).await;
+        }
+        match answer {
             Err(error) if is_missing(&error) => Ok(None),
             answer => answer.map(Some),
         }

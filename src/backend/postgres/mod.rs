@@ -17,6 +17,8 @@ mod client;
 mod examine;
 mod explain;
 mod passfile;
+mod process;
+mod queue;
 mod revoke;
 mod schema;
 mod session;
@@ -32,31 +34,33 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::{
-    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke,
-    Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
-use crate::clock::{self, Instant};
+use crate::clock;
 use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
-use answer::{PLACE, outcome, word};
+
 use client::{Answer, Client};
+use queue::{Ear, Place};
 use session::Parameters;
 pub use settings::PARAMETERS;
 use status::Status;
 
 const LOCKS_PER_PAGE: i64 = 100;
+/// After that a command is no short one: then its lock is renewed, in order to be notified of a revocation from there on,
+/// and to have the release planned. Most of what a short one would wait for is this.
+const SETTLE: Duration = Duration::from_millis(25);
 
 pub struct Postgres {
     client: Client,
     /// As far as we know we have a place in the queue.
     place: Option<Place>,
     held: Held,
-}
-
-struct Place {
-    /// It counts from then.
-    from: Instant,
-    /// The latest grant there was; ours will have a greater token.
-    after: i64,
+    /// Whether the server lets us wait for bells, as far as we know.
+    bells: bool,
+    /// The process that has planned our release.
+    rehearsed: Option<i32>,
+    /// How often in a row a bell fell for nothing.
+    in_vain: u32,
 }
 
 /// What we know of the lease that is ours.
@@ -64,39 +68,24 @@ struct Place {
 struct Held {
     /// What was asked for, and what it is renewed for.
     ttl: Option<Duration>,
-    /// Others wanted the lock too.
+    /// We had to wait for it.
     contended: bool,
     /// It was handed over, and has not been renewed since.
     handed_over: bool,
+    /// It was time to renew it for the first time.
+    settled: bool,
 }
 
-impl Postgres {
-    pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
-        Ok(Postgres { client: Client::new(address, patience)?, place: None, held: Held::default() })
+impl Held {
+    fn is_fresh(&self) -> bool {
+        self.ttl.is_some() && !self.settled
     }
 }
 
 impl Postgres {
-    /// What whoever let go has granted us while we waited: for as long as our place was worth, and so counted from the
-    /// question that it was the answer to. If much of that has passed, we had better ask.
-    fn handed_over(&mut self, ask: &Ask) -> Option<Lease> {
-        let (Place { from, after }, ttl) = (self.place.as_ref()?, ask.ttl.min(PLACE));
-        let (from, grant) = (*from, self.client.grant()?);
-        let (token, to) = grant.split_once(' ')?;
-        let token = token.parse().ok().filter(|token| token > after)?;
-        if to.split_once(' ')? != (ask.name.as_str(), ask.who.owner.as_str()) || (from + ttl / 2).has_passed() {
-            return None;
-        }
-        self.place = None;
-        self.held = Held { ttl: Some(ask.ttl), contended: true, handed_over: true };
-        Some(Lease {
-            name: ask.name.clone(),
-            owner: ask.who.owner.clone(),
-            token: Token(i64::unsigned_abs(token)),
-            slot: None,
-            term: Term { from, ttl, slack: Duration::ZERO },
-            descriptors: Vec::new(),
-        })
+    pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
+        let client = Client::new(address, patience)?;
+        Ok(Postgres { client, place: None, held: Held::default(), bells: true, rehearsed: None, in_vain: 0 })
     }
 }
 
@@ -132,46 +121,9 @@ impl Backend for Postgres {
         if let Some(lease) = self.handed_over(ask) {
             return Ok(Attempt::Granted(lease));
         }
-        let again = self.place.is_some();
-        let function = if again { "contend" } else { "acquire" };
-        let sql = format!(
-            "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room, version,
-             latest
-             FROM dlock.{function}($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10)"
-        );
-        let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
-        let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
-        let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
-        let once = ask.once.as_deref().map(plain);
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&ttl, Type::FLOAT8),
-            (&mode, Type::TEXT),
-            (&slots, Type::INT4),
-            (&ask.queue, Type::BOOL),
-            (&once, Type::TEXT),
-            (&who, Type::TEXT),
-            (&wake, Type::TEXT),
-            (&again, Type::BOOL),
-        ];
-        let answer = self.client.call_installed(&sql, with).await?;
-        self.client.check_version(answer.row()?.try_get(7)?)?;
-        let attempt = outcome(ask, &answer)?;
-        self.place = match attempt {
-            Attempt::Busy(_) if ask.queue => Some(Place {
-                from: answer.from,
-                after: answer.row()?.try_get::<_, Option<i64>>(8)?.unwrap_or(i64::MAX),
-            }),
-            _ => None,
-        };
-        self.held = Held { ttl: Some(ask.ttl), contended: again, handed_over: false };
-        // Those far behind keep no connection between two questions, so that there is one left for others.
-        let room = usize::try_from(answer.row()?.try_get::<_, i32>(6)?)?;
-        if let Attempt::Busy(Busy { ahead: Some(ahead), .. }) = attempt
-            && ahead >= room
-        {
-            self.client.disconnect();
+        let mut attempt = self.ask(ask, Ear::AsItIs).await?;
+        if self.place.as_ref().is_some_and(|place| place.behind.is_none()) && !self.client.hears() {
+            attempt = self.ask(ask, Ear::Open).await?;
         }
         Ok(attempt)
     }
@@ -184,7 +136,14 @@ impl Backend for Postgres {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        self.client.news().await;
+        match self.place {
+            Some(Place { behind: Some(_), .. }) => self.wait_for_bell().await,
+            None if self.held.is_fresh() && self.client.channel().is_some() => {
+                tokio::time::sleep(SETTLE).await;
+                self.held.settled = true;
+            }
+            _ => self.client.news().await,
+        }
         Ok(())
     }
 
@@ -198,21 +157,29 @@ impl Backend for Postgres {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5)";
+        const SQL: &str =
+            "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5, $6, $7, $8)";
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         // More than a lease that was handed over has been so far.
         let ttl = self.held.ttl.unwrap_or(lease.term.ttl);
         let (seconds, wake) = (ttl.as_secs_f64(), self.client.channel());
+        let process = self.process().await?;
+        let rehearse = self.rehearsed != process;
+        let ring = rehearse && !self.held.contended;
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
             (&token, Type::INT8),
             (&seconds, Type::FLOAT8),
             (&wake, Type::TEXT),
+            (&process, Type::INT4),
+            (&rehearse, Type::BOOL),
+            (&ring, Type::BOOL),
         ];
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone".to_owned()));
         };
+        self.rehearsed = process;
         let (from, row) = (answer.from, answer.row()?);
         let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
         Ok(match row.try_get(0)? {
@@ -231,13 +198,14 @@ impl Backend for Postgres {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let asked = clock::now();
-        let function = if self.held.contended { "leave" } else { "release" };
-        let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6))");
+        let function = if self.held.contended || self.rehearsed.is_some() { "leave" } else { "release" };
+        let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
         let once =
             ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref()).map(plain);
         let keep = ending.hold_until.map_or(0.0, |until| until.remaining().as_secs_f64());
+        let process = self.process().await?;
         let with: &Parameters<'_> = &[
             (&name, Type::TEXT),
             (&owner, Type::TEXT),
@@ -245,6 +213,7 @@ impl Backend for Postgres {
             (&last_run, Type::TEXT),
             (&once, Type::TEXT),
             (&keep, Type::FLOAT8),
+            (&process, Type::INT4),
         ];
         let Some(answer) = self.client.call(&sql, with).await? else { return Ok(Released::NotOurs) };
         let ours: bool = answer.row()?.try_get(0)?;

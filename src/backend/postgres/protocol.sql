@@ -18,29 +18,81 @@ CREATE FUNCTION dlock.describe(c dlock.contenders) RETURNS json STABLE LANGUAGE 
         'revoked', c.revoked)
 $$;
 
+-- A session that is nobody's but a contender's has a bell: an advisory lock on its ticket, which falls when the contender
+-- lets go or the session ends. It is raised when the contender takes its place in the queue or, if it had the lock at once,
+-- when it renews with ring => true. Whoever is next waits for that; so each that leaves wakes one, however many wait, which a
+-- notification does not. It is an alarm clock, and nothing is decided by it. True, if the bell is up from here on.
+CREATE FUNCTION dlock.raise_bell(ticket bigint, backend int) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE WHEN backend = pg_backend_pid()
+        THEN pg_try_advisory_lock('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
+    END
+$$;
+
+-- It falls with the commit, so that whoever is woken sees what we did.
+CREATE FUNCTION dlock.drop_bell(ticket bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT pg_try_advisory_xact_lock('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
+       AND pg_advisory_unlock('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
+$$;
+
+CREATE FUNCTION dlock.is_bell_up(ticket bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE WHEN pg_try_advisory_lock_shared('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
+        THEN NOT pg_advisory_unlock_shared('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
+        ELSE ticket IS NOT NULL
+    END
+$$;
+
+-- Who has to be gone before one with this ticket can have the lock alone, and has a bell to say so: the one in front of
+-- it in the queue, or the holder.
+CREATE FUNCTION dlock.behind(name text, ticket bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    here constant timestamptz := pg_postmaster_start_time();
+    at constant timestamptz := clock_timestamp();
+    nearest bigint;
+BEGIN
+    SELECT c.ticket INTO nearest FROM dlock.contenders c
+    WHERE c.name = behind.name AND c.server = here AND c.expires > at
+      AND c.token IS NULL AND (behind.ticket IS NULL OR c.ticket < behind.ticket)
+    ORDER BY c.ticket DESC LIMIT 1;
+    IF nearest IS NULL THEN
+        SELECT c.ticket INTO nearest FROM dlock.contenders c
+        WHERE c.name = behind.name AND c.server = here AND c.expires > at AND c.token IS NOT NULL
+        ORDER BY c.ticket LIMIT 1;
+    END IF;
+    RETURN CASE WHEN dlock.is_bell_up(nearest) THEN nearest END;
+END $$;
+
 -- Extends the place of one that waits for the lock alone, without having the lock's row to itself: as long as somebody
 -- lives who is before it, that changes nothing about who holds the lock. Otherwise holder is null.
 CREATE FUNCTION dlock.keep_place(
-    name text, owner text, wake text, OUT ahead bigint, OUT next_end interval, OUT holder json
+    name text, owner text, wake text, backend int,
+    OUT ahead bigint, OUT next_end interval, OUT holder json, OUT behind bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     at constant timestamptz := clock_timestamp();
-    place bigint;
+    self dlock.contenders;
 BEGIN
-    SELECT c.ticket INTO place FROM dlock.contenders c
+    SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL;
     SELECT count(*) FILTER (WHERE c.token IS NULL), min(c.expires) - at INTO ahead, next_end
     FROM dlock.contenders c
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
-      AND (c.token IS NOT NULL OR c.ticket < place);
+      AND (c.token IS NOT NULL OR c.ticket < self.ticket);
     SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
     WHERE c.name = keep_place.name AND c.owner <> keep_place.owner AND c.server = here AND c.expires > at
-      AND (c.token IS NOT NULL OR c.ticket < place)
+      AND (c.token IS NOT NULL OR c.ticket < self.ticket)
     ORDER BY c.token IS NULL, c.ticket LIMIT 1;
+    IF holder IS NOT NULL AND backend = pg_backend_pid() THEN
+        behind := dlock.behind(name, self.ticket);
+        IF self.session <> backend THEN
+            PERFORM dlock.raise_bell(self.ticket, backend);
+        END IF;
+    END IF;
     -- Last, and only if that was all: nobody who waits for a lock's row has the row of a contender to itself.
     IF holder IS NOT NULL THEN
-        UPDATE dlock.contenders c SET expires = at + c.ttl, wake = keep_place.wake, session = pg_backend_pid()
+        UPDATE dlock.contenders c
+        SET expires = at + c.ttl, wake = CASE WHEN keep_place.behind IS NULL THEN keep_place.wake END,
+            pass = coalesce(keep_place.wake, keep_place.behind::text) IS NOT NULL, session = pg_backend_pid()
         WHERE c.name = keep_place.name AND c.owner = keep_place.owner AND c.token IS NULL
           AND c.server = here AND c.expires > at;
         IF NOT FOUND THEN
@@ -51,9 +103,9 @@ END $$;
 
 -- What dlock.acquire does where somebody else may contend; for those who know already that it is so.
 CREATE FUNCTION dlock.contend(
-    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
+    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean, backend int,
     OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
-    OUT latest bigint, OUT room int, OUT version int
+    OUT latest bigint, OUT room int, OUT version int, OUT behind bigint
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
@@ -72,12 +124,18 @@ BEGIN
     version := dlock.version();
     setting := dlock.durably();
     IF again AND queue AND mode = 'exclusive' AND once IS NULL THEN
-        SELECT * INTO ahead, next_end, holder FROM dlock.keep_place(name, owner, wake);
+        SELECT * INTO ahead, next_end, holder, behind FROM dlock.keep_place(name, owner, wake, backend);
         IF holder IS NOT NULL THEN
             SELECT l.token INTO latest FROM dlock.locks l WHERE l.name = contend.name;
             setting := CASE WHEN untouched THEN set_config('synchronous_commit', 'off', true) END;
             outcome := 'busy';
             RETURN;
+        END IF;
+    END IF;
+    -- Whoever is going to wait prepares for the end while nobody waits for it.
+    IF NOT again AND queue AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
+        IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name) THEN
+            PERFORM dlock.rehearse();
         END IF;
     END IF;
     UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
@@ -111,6 +169,9 @@ BEGIN
         SET ttl = contend.ttl, expires = at + contend.ttl, server = here,
             wake = contend.wake, session = pg_backend_pid()
         WHERE c.name = contend.name AND c.owner = contend.owner;
+        IF self.session <> backend THEN
+            PERFORM dlock.raise_bell(self.ticket, backend);
+        END IF;
         outcome := 'granted';
         token := self.token;
         slot := self.slot;
@@ -157,16 +218,27 @@ BEGIN
         ORDER BY c.slots = contend.slots, c.token IS NULL, c.ticket LIMIT 1;
     END IF;
     IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
+        IF outcome = 'busy' AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
+            behind := dlock.behind(name, self.ticket);
+        END IF;
         INSERT INTO dlock.contenders AS c
             (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, pass, session)
         SELECT contend.name, contend.owner, contend.mode, contend.slots, contend.token, contend.slot,
-               at, lease, at + lease, here, contend.who, contend.wake,
-               contend.mode = 'exclusive' AND contend.once IS NULL, pg_backend_pid()
+               at, lease, at + lease, here, contend.who,
+               CASE WHEN contend.behind IS NULL THEN contend.wake END,
+               contend.mode = 'exclusive' AND contend.once IS NULL
+                   AND coalesce(contend.wake, contend.behind::text) IS NOT NULL,
+               pg_backend_pid()
         FROM (SELECT CASE outcome WHEN 'granted' THEN contend.ttl ELSE least(contend.ttl, '10 s') END) AS l (lease)
         ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
         SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
             since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
-            server = excluded.server, wake = excluded.wake, pass = excluded.pass, session = excluded.session;
+            server = excluded.server, wake = excluded.wake, pass = excluded.pass, session = excluded.session
+        RETURNING c.ticket INTO self.ticket;
+        IF mode = 'exclusive' AND (outcome = 'busy' OR self.owner IS NOT NULL)
+            AND self.session IS DISTINCT FROM backend THEN
+            PERFORM dlock.raise_bell(self.ticket, backend);
+        END IF;
     END IF;
     IF outcome = 'granted' AND mode <> 'exclusive' THEN
         PERFORM dlock.wake_first(contend.name);
@@ -176,11 +248,11 @@ END $$;
 -- A function in SQL is read when it is first called: plpgsql, whose loading takes longer than most steps here, is not
 -- loaded unless dlock.acquire gets here.
 CREATE FUNCTION dlock.acquire_among_others(
-    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean,
+    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean, backend int,
     OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
-    OUT latest bigint, OUT room int, OUT version int
+    OUT latest bigint, OUT room int, OUT version int, OUT behind bigint
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT * FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again)
+    SELECT * FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again, backend)
 $$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
@@ -188,19 +260,22 @@ $$;
 -- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
 -- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
 -- thousand that do so do not wait for each other.
+-- A session that stays with the contender, and is no pooler's, may say so with backend => its process, as the server told
+-- it when it connected: then it has a bell while it waits, and may be told to wait for that of `behind`.
 -- A lock that nobody contends for is taken by what its row says of itself. Its snapshot may be older than the row, but
 -- whoever waited for the row looks at its latest state, or above READ COMMITTED fails.
 CREATE FUNCTION dlock.acquire(
     name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
     queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
-    again boolean DEFAULT false,
+    again boolean DEFAULT false, backend int DEFAULT NULL,
     OUT outcome text, OUT token bigint, OUT slot int,
     OUT ahead bigint,        -- waiters before us
     OUT next_end interval,   -- until the first lease before us ends
     OUT holder json,         -- one that is in the way
     OUT latest bigint,       -- if busy, the token of the latest grant: ours is still to come
     OUT room int,            -- so many waiters may stay connected
-    OUT version int          -- of this schema
+    OUT version int,         -- of this schema
+    OUT behind bigint        -- if busy, for dlock.await
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
     SELECT set_config('dlock.inside', 'alone', true), dlock.durably();
     WITH taken AS (
@@ -217,18 +292,61 @@ CREATE FUNCTION dlock.acquire(
         FROM taken t RETURNING token, slot
     )
     SELECT 'granted', h.token, h.slot, NULL::bigint, NULL::interval, NULL::json, NULL::bigint,
-           current_setting('max_connections')::int * 2 / 3, dlock.version() FROM held h
+           current_setting('max_connections')::int * 2 / 3, dlock.version(), NULL::bigint FROM held h
     UNION ALL
     SELECT o.* FROM dlock.acquire_among_others(
         acquire.name, acquire.owner, acquire.ttl, acquire.mode, acquire.slots, acquire.queue, acquire.once,
-        acquire.who, acquire.wake, acquire.again) o
+        acquire.who, acquire.wake, acquire.again, acquire.backend) o
     WHERE NOT EXISTS (SELECT FROM held)
 $$;
+
+-- For a session of our own, while nobody waits for it: what is done for the first time has to be planned, and to let go is
+-- what others wait for. Plans are kept from the first time on, which PostgreSQL would not do before the sixth.
+CREATE FUNCTION dlock.rehearse() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('server_version_num')::int >= 120000 THEN
+        PERFORM set_config('plan_cache_mode', 'force_generic_plan', false);
+    END IF;
+    PERFORM dlock.leave('', '', 0, NULL, NULL, NULL, NULL);
+END $$;
+
+-- Waits, no longer than `patience`, until the bell of who is before us has fallen; says the token if we have been granted
+-- the lock by then. Nothing is written before, so nobody waits for us. The server looks for a deadlock, and may log that we
+-- wait, when somebody has waited for deadlock_timeout: each time we wait for less.
+CREATE FUNCTION dlock.await(
+    name text, owner text, behind bigint, patience interval, rehearse boolean DEFAULT false, OUT token bigint
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    allowed constant interval := current_setting('statement_timeout')::interval; -- zero: as long as it takes
+    until constant timestamptz := clock_timestamp()
+        + CASE WHEN allowed > '0' THEN least(patience, allowed * 0.8) ELSE patience END;
+    longest constant interval := greatest(current_setting('deadlock_timeout')::interval * 0.9, '100 ms');
+    rest interval;
+    fallen boolean;
+BEGIN
+    IF rehearse THEN
+        PERFORM dlock.rehearse();
+    END IF;
+    LOOP
+        SELECT c.token INTO token FROM dlock.contenders c WHERE c.name = await.name AND c.owner = await.owner;
+        rest := until - clock_timestamp();
+        EXIT WHEN NOT FOUND OR token IS NOT NULL OR fallen OR rest < '1 ms';
+        BEGIN
+            PERFORM set_config('lock_timeout', ceil(extract(epoch FROM least(rest, longest)) * 1000)::text, true);
+            PERFORM pg_advisory_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
+            PERFORM pg_advisory_unlock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
+            fallen := true;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+END $$;
 
 -- Extends the lease (held), or says that it is not ours any more (lost) or is wanted back (revoked: ours
 -- until it ends, and not extended), and why.
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL,
+    backend int DEFAULT NULL, rehearse boolean DEFAULT false, ring boolean DEFAULT false,
     OUT outcome text, OUT reason text
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
@@ -256,6 +374,12 @@ BEGIN
         SET ttl = renew.ttl, expires = clock_timestamp() + renew.ttl, server = pg_postmaster_start_time(),
             wake = coalesce(renew.wake, c.wake), session = pg_backend_pid()
         WHERE c.name = renew.name AND c.owner = renew.owner;
+        IF self.mode = 'exclusive' AND (ring OR self.session <> backend) THEN
+            PERFORM dlock.raise_bell(self.ticket, backend);
+        END IF;
+    END IF;
+    IF rehearse AND backend = pg_backend_pid() THEN
+        PERFORM dlock.rehearse();
     END IF;
 END $$;
 
@@ -263,12 +387,14 @@ END $$;
 -- The first of the queue need not ask: it is granted the lock here, if it can be told so and has lately shown that it
 -- lives, for as long as its place was worth. So nobody waits longer for it, should it be dead after all. Not where a
 -- commit waits for a standby: whether that has confirmed it is told to us, not to the one who is granted the lock.
+-- No lock is called '': with that name all steps are gone through in vain, see dlock.rehearse.
 CREATE FUNCTION dlock.leave(
-    name text, owner text, token bigint, last_run json, once text, keep interval
+    name text, owner text, token bigint, last_run json, once text, keep interval, backend int
 ) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     untouched constant boolean := txid_current_if_assigned() IS NULL;
+    rehearsal constant boolean := name = '';
     at timestamptz;
     before dlock.locks;
     self dlock.contenders;
@@ -282,7 +408,7 @@ BEGIN
     END IF;
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
-    IF self.token IS NULL THEN
+    IF self.token IS NULL AND NOT rehearsal THEN
         RETURN false;
     END IF;
     at := clock_timestamp();
@@ -291,12 +417,14 @@ BEGIN
         SET kept = true, wake = NULL, session = pg_backend_pid(), ttl = keep, expires = at + keep, server = here
         WHERE c.name = leave.name AND c.owner = leave.owner;
     ELSE
-        IF self.mode = 'exclusive' AND current_setting('synchronous_standby_names') = '' THEN
+        IF rehearsal OR (self.mode = 'exclusive' AND current_setting('synchronous_standby_names') = '') THEN
+            -- Nobody waits before the one who holds it alone; but those who were there have left something to read past.
             SELECT * INTO first FROM dlock.contenders c
-            WHERE c.name = leave.name AND c.token IS NULL AND (c.expires > at OR c.server <> here)
+            WHERE c.name = leave.name AND c.ticket > self.ticket AND c.token IS NULL
+              AND (c.expires > at OR c.server <> here)
             ORDER BY c.ticket LIMIT 1;
         END IF;
-        IF first.pass AND first.wake IS NOT NULL AND first.server = here AND first.expires - at > first.ttl / 2 THEN
+        IF rehearsal OR (first.pass AND first.server = here AND first.expires - at > first.ttl / 2) THEN
             next_token := greatest(before.token + 1, (extract(epoch FROM at) * 1000000)::bigint);
             UPDATE dlock.contenders c SET token = next_token, since = at
             WHERE c.name = leave.name AND c.owner = first.owner;
@@ -311,8 +439,12 @@ BEGIN
     END IF;
     UPDATE dlock.locks l
     SET token = coalesce(next_token, l.token), last_owner = leave.owner, last_token = leave.token,
-        last_run = coalesce(leave.last_run, l.last_run)
+        last_run = coalesce(leave.last_run, l.last_run),
+        crowd = CASE WHEN EXISTS (SELECT FROM dlock.contenders c WHERE c.name = leave.name) THEN 2 ELSE 0 END
     WHERE l.name = leave.name;
+    IF rehearsal OR (self.session = backend AND backend = pg_backend_pid()) THEN
+        PERFORM dlock.drop_bell(self.ticket);
+    END IF;
     IF once IS NOT NULL THEN
         INSERT INTO dlock.successes VALUES (leave.name, leave.once, leave.token) ON CONFLICT DO NOTHING;
     END IF;
@@ -320,9 +452,9 @@ BEGIN
 END $$;
 
 CREATE FUNCTION dlock.release_among_others(
-    name text, owner text, token bigint, last_run json, once text, keep interval
+    name text, owner text, token bigint, last_run json, once text, keep interval, backend int
 ) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT dlock.leave(name, owner, token, last_run, once, keep)
+    SELECT dlock.leave(name, owner, token, last_run, once, keep, backend)
 $$;
 
 -- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already. Nobody need
@@ -331,7 +463,7 @@ $$;
 -- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
-    keep interval DEFAULT NULL
+    keep interval DEFAULT NULL, backend int DEFAULT NULL
 ) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
     SELECT set_config('dlock.inside', 'alone', true), CASE
         WHEN keep > '0' OR once IS NOT NULL THEN dlock.durably()
@@ -353,7 +485,8 @@ CREATE FUNCTION dlock.release(
     SELECT g.done FROM gone g
     UNION ALL
     SELECT dlock.release_among_others(
-        release.name, release.owner, release.token, release.last_run, release.once, release.keep)
+        release.name, release.owner, release.token, release.last_run, release.once, release.keep,
+        release.backend)
     WHERE NOT EXISTS (SELECT FROM gone)
 $$;
 

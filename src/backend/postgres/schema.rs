@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::exit::Fault;
 
 /// What dlock.version() says.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 const TABLES: &str = include_str!("tables.sql");
 const PROTOCOL: &str = include_str!("protocol.sql");
 

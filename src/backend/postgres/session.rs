@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, Socket};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, Error, Row, Socket};
 
 use super::explain::{explain, explain_login};
+use super::process::process_of;
 use super::settings::Server;
 use super::tls;
 use crate::clock::{self, Instant};
@@ -27,6 +28,9 @@ pub struct Session {
     client: Client,
     heard: Arc<Heard>,
     listening: bool,
+    /// What the server, or a pooler before it, calls the process that serves us.
+    process: Option<i32>,
+    tls: tls::Connector,
     driver: AbortHandle,
 }
 
@@ -89,11 +93,12 @@ impl Session {
     }
 
     async fn begin(server: Server) -> Result<Session> {
-        let opened = server.config.connect(server.tls).await;
+        let opened = server.config.connect(server.tls.clone()).await;
         let (client, connection) = opened.map_err(|error| explain_login(error).context(server.label))?;
         let heard = Arc::new(Heard::default());
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
-        Ok(Session { client, heard, listening: false, driver })
+        let process = process_of(&client.cancel_token()).await;
+        Ok(Session { client, heard, listening: false, process, tls: server.tls, driver })
     }
 
     async fn identity(&self) -> Result<Identity> {
@@ -126,6 +131,27 @@ impl Session {
         rows
     }
 
+    /// Asks for none any more, in the same way: whoever listens is woken by everybody's notifications.
+    pub async fn query_deaf(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
+        if !std::mem::take(&mut self.listening) {
+            return self.query(sql, with).await;
+        }
+        tokio::join!(self.client.batch_execute("UNLISTEN *"), self.query(sql, with)).1
+    }
+
+    pub fn is_listening(&self) -> bool {
+        self.listening
+    }
+
+    pub fn process(&self) -> Option<i32> {
+        self.process
+    }
+
+    /// To end a query that nobody waits for any more.
+    pub fn stopper(&self) -> Stopper {
+        Stopper { token: self.client.cancel_token(), tls: self.tls.clone() }
+    }
+
     pub async fn query(&self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
         self.client.query_typed(sql, with).await
     }
@@ -147,6 +173,17 @@ impl Session {
     /// How many commits the server made without the standby that should have confirmed them.
     pub fn unconfirmed(&self) -> usize {
         self.heard.unconfirmed.load(Ordering::Relaxed)
+    }
+}
+
+pub struct Stopper {
+    token: CancelToken,
+    tls: tls::Connector,
+}
+
+impl Stopper {
+    pub async fn stop(self) {
+        let _ = self.token.cancel_query(self.tls).await;
     }
 }
 

@@ -1,4 +1,4 @@
--- The locks of dlock in PostgreSQL, version 1: tables, and the functions that are the whole protocol.
+-- The locks of dlock in PostgreSQL, version 2: tables, and the functions that are the whole protocol.
 -- Any SQL client may take part, and is then excluded by and excludes every `dlock run`:
 --
 --   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | ...
@@ -39,7 +39,7 @@ CREATE TABLE dlock.contenders (
     kept    boolean NOT NULL DEFAULT false,      -- let go already, but kept from others until `expires`
     who     json CHECK (octet_length(who::text) < 100000),
     wake    text CHECK (octet_length(wake) BETWEEN 1 AND 63), -- channel to notify of others' changes to this row
-    pass    boolean NOT NULL DEFAULT false,      -- whoever lets go may grant it the lock
+    pass    boolean NOT NULL DEFAULT false,      -- whoever lets go may grant it the lock, and it will know
     session int,                                 -- the server process that last spoke for this contender
     PRIMARY KEY (name, owner)
 ) WITH (fillfactor = 50);
@@ -67,7 +67,7 @@ CREATE TABLE dlock.fences (
     token    bigint NOT NULL
 ) WITH (fillfactor = 50);
 
-CREATE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 2';
 
 -- A grant or a renewal that a crash of the server could undo is worth nothing.
 CREATE FUNCTION dlock.durably() RETURNS text LANGUAGE sql AS $$
@@ -109,7 +109,7 @@ END $$;
 CREATE TRIGGER contender_left AFTER DELETE ON dlock.contenders FOR EACH ROW
     WHEN (current_setting('dlock.inside', true) IS DISTINCT FROM 'alone') EXECUTE FUNCTION dlock.contender_changed();
 CREATE TRIGGER contender_changed AFTER UPDATE ON dlock.contenders FOR EACH ROW
-    WHEN (NEW.session <> pg_backend_pid()) EXECUTE FUNCTION dlock.contender_changed();
+    WHEN (OLD.wake IS NOT NULL AND NEW.session <> pg_backend_pid()) EXECUTE FUNCTION dlock.contender_changed();
 
 -- Nobody changes who contends by hand: that could let a second holder in beside the first.
 CREATE FUNCTION dlock.refuse_by_hand() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -124,11 +124,11 @@ fn an_administrator_can_make_the_whole_schema() {
 fn a_schema_of_another_version_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
-    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 2'");
-    attempt(&server.url()).expect(78).saying("version 2");
+    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 3'");
+    attempt(&server.url()).expect(78).saying("version 3");
     assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0");
     server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
-    attempt(&server.url()).expect(78).saying("version 2");
+    attempt(&server.url()).expect(78).saying("version 3");
 }
 
 #[test]

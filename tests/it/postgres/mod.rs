@@ -1,5 +1,6 @@
 //! What is PostgreSQL's own: its errors, its SQL clients, its faults.
 
+mod bells;
 mod errors;
 mod faults;
 mod replication;

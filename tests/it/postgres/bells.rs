@@ -1,0 +1,161 @@
+//! Waiters that sleep on the server until the one before them is gone: what is to be seen of it there, and that a queue
+//! goes on whatever happens to one of them.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::{await_waiters, holding, on, used};
+use crate::support::{Bed, Log, Pooler, Postgres, Running, unique, until};
+
+const ASLEEP: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted";
+
+/// A holder until the gate is there, and waiters in the order of their numbers, each of which writes its own down.
+struct Queue<'a> {
+    server: &'a Postgres,
+    name: String,
+    holder: Running,
+    waiters: Vec<Running>,
+    dir: tempfile::TempDir,
+}
+
+impl<'a> Queue<'a> {
+    fn of(count: usize, server: &'a Postgres, options: &[&str]) -> Queue<'a> {
+        used(server);
+        let (name, dir) = (unique("bell"), tempfile::tempdir().unwrap());
+        let start = |script: String| {
+            let script = format!("cd {} && mkdir alone && {script} && rmdir alone", dir.path().display());
+            server.dlock().run(&name).args(options).sh(&script).spawn()
+        };
+        let holder = start("until test -e gate; do sleep 0.01; done".to_owned());
+        let bells = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted";
+        until("the holder to have a bell", || dir.path().join("alone").exists() && server.sql(bells) == "1");
+        let mut waiters = Vec::new();
+        for number in 0..count {
+            waiters.push(start(format!("echo {number} >> order")));
+            await_waiters(server, &name, number + 1);
+        }
+        Queue { server, name, holder, waiters, dir }
+    }
+
+    fn await_sleepers(&self, count: usize) {
+        until(&format!("{count} to sleep"), || self.server.sql(ASLEEP) == count.to_string());
+    }
+
+    /// The server's process that serves one of them.
+    fn backend(&self, number: usize) -> String {
+        let sql = "SELECT session FROM dlock.contenders";
+        self.server.sql(&format!(
+            "{sql} WHERE name = '{}' AND token IS NULL ORDER BY ticket OFFSET {number} LIMIT 1",
+            self.name
+        ))
+    }
+
+    fn await_gone(&self, backend: &str) {
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {backend}");
+        until("the server's process to be gone", || self.server.sql(&sql) == "0");
+    }
+
+    /// Everybody has had the lock but `without`, in order.
+    fn drain(self, without: &[usize]) {
+        std::fs::write(self.dir.path().join("gate"), "").unwrap();
+        self.holder.ended().expect(0);
+        let mut expected = Vec::new();
+        for (number, waiter) in self.waiters.into_iter().enumerate().filter(|(number, _)| !without.contains(number)) {
+            waiter.ended().expect(0);
+            expected.push(number.to_string());
+        }
+        let order = std::fs::read_to_string(self.dir.path().join("order")).unwrap();
+        assert_eq!(order.lines().collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn waiters_sleep_on_the_server_and_none_of_them_listens() {
+    let server = Postgres::with(&["log_statement=all"]);
+    let queue = Queue::of(12, &server, &[]);
+    queue.await_sleepers(12);
+    let listening = format!("SELECT count(wake) FROM dlock.contenders WHERE name = '{}' AND token IS NULL", queue.name);
+    assert_eq!(server.sql(&listening), "0");
+    // The holder, which wants to know when its lock is revoked.
+    assert_eq!(server.log().matches("statement: LISTEN").count(), 1);
+    queue.drain(&[]);
+}
+
+#[test]
+fn forty_waiters_get_the_lock_in_order() {
+    let server = Postgres::with(&[]);
+    let queue = Queue::of(40, &server, &[]);
+    queue.await_sleepers(40);
+    let begun = Instant::now();
+    queue.drain(&[]);
+    // Far less than if each were to ask by itself, every half second.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_sleeper_that_is_ended_leaves_nothing_behind() {
+    let server = Postgres::with(&[]);
+    let queue = Queue::of(10, &server, &[]);
+    queue.await_sleepers(10);
+    let (backend, begun) = (queue.backend(8), Instant::now());
+    queue.waiters[8].signal(Signal::SIGTERM);
+    await_waiters(&server, &queue.name, 9);
+    queue.await_gone(&backend);
+    // It would have slept for a third of its place.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    queue.drain(&[8]);
+}
+
+#[test]
+fn a_queue_goes_on_without_a_sleeper_that_was_killed() {
+    let server = Postgres::with(&[]);
+    let queue = Queue::of(5, &server, &["--ttl", "2s"]);
+    queue.await_sleepers(5);
+    queue.waiters[2].signal(Signal::SIGKILL);
+    queue.drain(&[2]);
+}
+
+#[test]
+fn a_sleeper_whose_session_is_ended_keeps_its_place() {
+    let server = Postgres::with(&[]);
+    let queue = Queue::of(5, &server, &[]);
+    queue.await_sleepers(5);
+    let backend = queue.backend(2);
+    server.sql(&format!("SELECT pg_terminate_backend({backend})"));
+    until("it to be back", || ![String::new(), backend.clone()].contains(&queue.backend(2)));
+    queue.drain(&[]);
+}
+
+#[test]
+fn a_time_limit_for_statements_ends_no_wait() {
+    let server = Postgres::with(&["statement_timeout=300ms"]);
+    let queue = Queue::of(8, &server, &[]);
+    queue.await_sleepers(8);
+    let times = format!("SELECT min(expires) FROM dlock.contenders WHERE name = '{}' AND token IS NULL", queue.name);
+    let before = server.sql(&times);
+    until("all of them to have asked again", || server.sql(&times) > before);
+    let log = server.log();
+    assert!(!log.contains("canceling statement"), "{log}");
+    queue.drain(&[]);
+}
+
+#[test]
+fn behind_a_pooler_nobody_sleeps_on_the_server() {
+    let server = Postgres::with(&[]);
+    used(&server);
+    let (pooler, name, log) = (Pooler::to(&server), unique("pooled-bell"), Log::new());
+    for parameters in ["", "listen=off"] {
+        let url = pooler.url(parameters);
+        let holder = holding(&url, &name, &["--ttl", "3s"], &log);
+        let waiters: Vec<_> = (0..3).map(|_| on(&url).run(&name).sh("exit 0").spawn()).collect();
+        await_waiters(&server, &name, 3);
+        let bells = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+        assert_eq!(server.sql(bells), "0", "{parameters}");
+        holder.signal(Signal::SIGKILL);
+        for waiter in waiters {
+            waiter.ended().expect(0);
+        }
+        assert_eq!(server.sql(bells), "0", "{parameters}");
+    }
+}
