@@ -46,9 +46,6 @@ pub use settings::PARAMETERS;
 use status::Status;
 
 const LOCKS_PER_PAGE: i64 = 100;
-/// After that a command is no short one: then its lock is renewed, in order to be notified of a revocation from there on,
-/// and to have the release planned. Most of what a short one would wait for is this.
-const SETTLE: Duration = Duration::from_millis(25);
 
 pub struct Postgres {
     client: Client,
@@ -139,7 +136,8 @@ impl Backend for Postgres {
         match self.place {
             Some(Place { behind: Some(_), .. }) => self.wait_for_bell().await,
             None if self.held.is_fresh() && self.client.channel().is_some() => {
-                tokio::time::sleep(SETTLE).await;
+                // The command is no short one: the lock is renewed, in order to be notified of a revocation from here on,
+                // and to have the release planned.
                 self.held.settled = true;
             }
             _ => self.client.news().await,

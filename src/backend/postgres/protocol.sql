@@ -375,7 +375,10 @@ BEGIN
             wake = coalesce(renew.wake, c.wake), session = pg_backend_pid()
         WHERE c.name = renew.name AND c.owner = renew.owner;
         IF self.mode = 'exclusive' AND (ring OR self.session <> backend) THEN
-            PERFORM dlock.raise_bell(self.ticket, backend);
+            -- Whoever came before is being notified, and may wait for the bell from here on.
+            IF dlock.raise_bell(self.ticket, backend) THEN
+                PERFORM dlock.wake_first(renew.name);
+            END IF;
         END IF;
     END IF;
     IF rehearse AND backend = pg_backend_pid() THEN

@@ -18,7 +18,7 @@ use crate::mutant::{self, Mutant};
 use crate::report::Event;
 
 /// A run that is over by then needs nobody who keeps its lock.
-const SHORT_RUN: Duration = Duration::from_millis(50);
+const SHORT_RUN: Duration = Duration::from_millis(20);
 
 impl Run {
     /// Until no process of the command is left.
