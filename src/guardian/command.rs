@@ -17,6 +17,10 @@ use nix::unistd::{Pid, execvpe, getpgid, getpid, getppid, setpgid};
 
 use super::tree;
 
+/// What exec and its search along the PATH need, and what of it is needed in any case.
+const STACK: usize = 128 * 1024;
+const FIRST_USED: usize = 8 * 1024;
+
 /// What is needed to run the command as if dlock were not there.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -40,6 +44,8 @@ pub struct Command {
     /// The process group it shares with others, unless it has one of its own.
     joined: Option<Pid>,
     ignores_children: bool,
+    /// What the process works on until it is another program. The part that is used first is there already.
+    stack: Vec<u8>,
     pid: Option<Pid>,
 }
 
@@ -49,21 +55,22 @@ impl Command {
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
         let Plan { mask, group: joined, ignores_children, .. } = *plan;
-        Ok(Command { argv, environment, mask, joined, ignores_children, pid: None })
+        let mut stack = vec![0; STACK];
+        stack[STACK - FIRST_USED..].fill(1);
+        Ok(Command { argv, environment, mask, joined, ignores_children, stack, pid: None })
     }
 
     /// Starts the command. An error is why it could not be executed: its process has ended then, if there was one.
     pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<(), Errno> {
-        /// What exec and its search along the PATH need.
-        const STACK: usize = 128 * 1024;
         put(&mut self.environment, variables);
         let guardian = getpid();
         let mut failed = None;
+        let mut stack = std::mem::take(&mut self.stack);
         let become_command = Box::new(|| {
             failed = Some(self.exec(guardian));
             127
         });
-        let (mut stack, flags) = (vec![0; STACK], CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK);
+        let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
         // SAFETY: like vfork(2). The child works in our memory, on a stack of its own, while we are suspended until
         // it has executed the command or ended; we have no other thread, and every signal is blocked.
         let pid = unsafe { clone(become_command, &mut stack, flags, Some(libc::SIGCHLD)) };

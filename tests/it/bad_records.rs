@@ -55,8 +55,9 @@ fn refused(dlock: Dlock, code: i32, saying: &str) {
 fn in_files() {
     let (bed, log) = (FileBed::new(), Log::new());
     let holder = holding(&bed, "x", &log);
+    std::fs::create_dir(bed.dir().join("x.d/waiting")).unwrap();
     for nonsense in NONSENSE {
-        for file in ["last-run", "once", "holder.other.1.2", "waiter.other.1.2", "revoke.other.1.2"] {
+        for file in ["last-run", "once", "holder.other.1.2", "waiting/waiter.other.1.2", "revoke.other.1.2"] {
             std::fs::write(bed.dir().join("x.d").join(file), nonsense).unwrap();
         }
         still_held(&bed, "x", &log);

@@ -1,7 +1,7 @@
 //! Locks on this host: flock(2) on `DIR/NAME.lock`, the same lock that `flock DIR/NAME.lock cmd` takes.
 //!
 //! The lock file stays empty and is never unlinked by us; `DIR/NAME.d/` has what belongs to it: `token`
-//! (the fencing counter), `holder.OWNER` and `waiter.OWNER` (see `record`), `slot.K` for `--slots`,
+//! (the fencing counter), `holder.OWNER` and `waiting/waiter.OWNER` (see `record`), `slot.K` for `--slots`,
 //! `last-run`, `once`, and what an operator leaves for a holder: `revoke.OWNER`, the mark to let go, and `taken.OWNER`,
 //! why its lock is gone.
 //!
@@ -173,19 +173,12 @@ impl Backend for FileBackend {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let Some(claim) = self.claim.as_mut() else { return Ok(Released::NotOurs) };
-        self.waiting.is_over();
+        let paths = claim.paths.clone();
         let ours = claim.displaced().map(|why| why.is_none());
         let recorded = match &ending.last_run {
             Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.paths, last_run),
             _ => Ok(()),
         };
-        let marked = std::fs::remove_file(claim.paths.revoke(&lease.owner)).is_ok();
-        let mut taken = None;
-        if marked || !matches!(ours, Ok(true)) {
-            let path = claim.paths.taken(&lease.owner);
-            taken = paths::read(&path).ok();
-            let _ = std::fs::remove_file(path);
-        }
         match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
             Some(until) => {
@@ -198,7 +191,16 @@ impl Backend for FileBackend {
                 self.claim = None;
             }
         }
-        // Only now: what cannot be written down must not keep others waiting. Nor is there a second try.
+        // Only now: nothing else must keep others waiting.
+        self.waiting.is_over();
+        let marked = std::fs::remove_file(paths.revoke(&lease.owner)).is_ok();
+        let mut taken = None;
+        if marked || !matches!(ours, Ok(true)) {
+            let path = paths.taken(&lease.owner);
+            taken = paths::read(&path).ok();
+            let _ = std::fs::remove_file(path);
+        }
+        // What cannot be written down is not tried again.
         recorded?;
         Ok(match (ours.context(Fault::Refused)?, taken) {
             (true, _) => Released::Done,

@@ -107,7 +107,7 @@ impl Paths {
         let options = options.create(true).mode(0o600).custom_flags(SAFELY);
         let opened = match self.open_shared(path, options) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.make_side_directory()?;
+                self.make_directory(&self.side)?;
                 self.open_shared(path, options)
             }
             opened => opened,
@@ -125,17 +125,34 @@ impl Paths {
         }
     }
 
-    fn make_side_directory(&self) -> IoResult<()> {
-        let made = DirBuilder::new().mode(0o700).create(&self.side);
+    fn make_directory(&self, path: &Path) -> IoResult<()> {
+        let made = DirBuilder::new().mode(0o700).create(path);
         match (made, self.group) {
             (Err(error), _) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             (Ok(()), Some(group)) => {
                 let flags = SAFELY | libc::O_DIRECTORY;
-                let side = File::options().read(true).custom_flags(flags).open(&self.side)?;
-                share(side, group, 0o2770).map(drop)
+                let directory = File::options().read(true).custom_flags(flags).open(path)?;
+                share(directory, group, 0o2770).map(drop)
             }
             (made, _) => made,
         }
+    }
+
+    /// Where those who wait are on record: whoever takes the lock need not pass by all of them.
+    pub fn waiting(&self) -> PathBuf {
+        self.side.join("waiting")
+    }
+
+    pub fn make_waiting(&self) -> Result<()> {
+        let path = self.waiting();
+        let make = || match self.make_directory(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.make_directory(&self.side)?;
+                self.make_directory(&path)
+            }
+            made => made,
+        };
+        make().map_err(|error| refusal(error, "cannot make", &path))
     }
 
     pub fn token(&self) -> PathBuf {

@@ -88,6 +88,9 @@ pub struct Seen {
 impl Record {
     pub fn write(&self, paths: &Paths, kind: Kind) -> Result<Arc<OwnedFd>> {
         let json = serde_json::to_vec(self)?;
+        if kind == Kind::Waiter {
+            paths.make_waiting()?;
+        }
         let file = paths.replace(&path(paths, kind, &self.who.owner), &json)?;
         Ok(Arc::new(file.into()))
     }
@@ -170,7 +173,9 @@ impl Seen {
             paths.write_last_run(&lost)?;
         }
         // A mark that an operator left for it found nobody.
-        let _ = std::fs::remove_file(paths.revoke(&self.record.who.owner));
+        if !self.alive {
+            let _ = std::fs::remove_file(paths.revoke(&self.record.who.owner));
+        }
         let _ = std::fs::remove_file(&self.path);
         Ok(())
     }
@@ -241,7 +246,7 @@ pub fn is_kept(record: &File) -> bool {
 }
 
 fn paths_of(paths: &Paths, kind: Kind) -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir(&paths.side).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(directory(paths, kind)).into_iter().flatten().flatten();
     let of_kind = entries.filter(move |entry| entry.file_name().as_bytes().starts_with(prefix(kind).as_bytes()));
     of_kind.map(|entry| entry.path())
 }
@@ -263,7 +268,14 @@ fn prefix(kind: Kind) -> &'static str {
 }
 
 fn path(paths: &Paths, kind: Kind, owner: &OwnerId) -> PathBuf {
-    paths.side.join(format!("{}{owner}", prefix(kind)))
+    directory(paths, kind).join(format!("{}{owner}", prefix(kind)))
+}
+
+fn directory(paths: &Paths, kind: Kind) -> PathBuf {
+    match kind {
+        Kind::Holder => paths.side.clone(),
+        Kind::Waiter => paths.waiting(),
+    }
 }
 
 /// Of this boot; read once, and by whoever waits before it matters.

@@ -40,7 +40,9 @@ impl FileBackend {
             Mode::Shared | Mode::Slots(_) => Some(lock_soon(&paths).await?),
         };
         let holders: Vec<_> = record::each(&paths, Kind::Holder).collect();
-        if let Some(why) = other_terms(&paths, &holders, ask) {
+        // Those who came while we waited have asked us for our terms.
+        let waiters = if self.waiting.has_begun() { None } else { Some(&paths) };
+        if let Some(why) = other_terms(waiters, &holders, ask) {
             return Ok(Taken::OtherTerms(why));
         }
         let (present, gone): (Vec<_>, Vec<_>) = holders.into_iter().partition(Seen::counts);
@@ -114,7 +116,7 @@ impl FileBackend {
     /// Notes that we wait, and begins to.
     fn busy(&mut self, ask: &Ask, paths: &Paths) -> Result<Taken> {
         let holders: Vec<_> = record::each(paths, Kind::Holder).collect();
-        if let Some(why) = other_terms(paths, &holders, ask) {
+        if let Some(why) = other_terms(Some(paths), &holders, ask) {
             return Ok(Taken::OtherTerms(why));
         }
         if ask.queue {
@@ -152,9 +154,10 @@ pub fn inode(file: &File) -> Result<u64> {
 
 /// Somebody who is here on other terms: all contenders must name the same number of slots. To ask one of them will do,
 /// since each has seen to that when it came.
-fn other_terms(paths: &Paths, holders: &[Seen], ask: &Ask) -> Option<String> {
+fn other_terms(waiters: Option<&Paths>, holders: &[Seen], ask: &Ask) -> Option<String> {
     let holder = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone());
-    let other = holder.or_else(|| record::any_waiter(paths)).filter(|other| other.mode.slots() != ask.mode.slots())?;
+    let other =
+        holder.or_else(|| record::any_waiter(waiters?)).filter(|other| other.mode.slots() != ask.mode.slots())?;
     let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
     let who = crate::report::describe(&other.who.clone().into());
     Some(format!("{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"))

@@ -6,7 +6,7 @@
 //! once in [`AHEAD`], not once in every run. The date makes tokens grow even if the counter is deleted.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -38,12 +38,11 @@ pub fn next(paths: &Paths) -> Result<Token> {
 }
 
 fn advance(file: &mut File, date: u64, boot: &str) -> std::io::Result<Token> {
-    let mut text = Vec::new();
-    file.take(128).read_to_end(&mut text)?;
-    let (counter, must_be_kept) = Counter::read(&String::from_utf8_lossy(&text)).next(date, boot);
+    let mut text = [0; 128];
+    let length = file.read_at(&mut text, 0)?;
+    let (counter, must_be_kept) = Counter::read(&String::from_utf8_lossy(&text[..length])).next(date, boot);
     // Always as long as before, so that it is written in one piece.
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(counter.to_string().as_bytes())?;
+    file.write_all_at(counter.to_string().as_bytes(), 0)?;
     if must_be_kept {
         file.sync_data()?;
     }

@@ -61,6 +61,10 @@ impl Waiting {
         Ok(())
     }
 
+    pub fn has_begun(&self) -> bool {
+        self.record.is_some()
+    }
+
     /// The lock is ours, or will never be. Said only once it is in use: what it takes to stop waiting need not be waited
     /// for.
     pub fn is_over(&mut self) {

@@ -96,12 +96,12 @@ fn nobody_who_stops_waiting_stays_on_record() {
     let mut killed = bed.dlock().run("x").sh("echo no").spawn();
     until("two to wait", || state(&bed, "x")["waiters"].as_array().unwrap().len() == 2);
     killed.kill();
-    assert_eq!(bed.beside("x", "waiter.").len(), 2);
+    assert_eq!(bed.beside("x", "waiting/waiter.").len(), 2);
     go.say();
     holder.ended().expect(0);
     assert_eq!(too_late.ended().expect(0).silently().stdout, "");
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
-    assert_eq!(bed.beside("x", "waiter."), [""; 0]);
+    assert_eq!(bed.beside("x", "waiting/waiter."), [""; 0]);
 }
 
 #[test]
@@ -110,6 +110,7 @@ fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
     let with_pipe = |name: &str, pipe: &Path, options: &[&str], code: i32| {
         bed.dlock().run(name).sh("exit 0").ended().expect(0);
         let _ = std::fs::remove_file(pipe);
+        std::fs::create_dir_all(pipe.parent().unwrap()).unwrap();
         mkfifo(pipe, Mode::S_IRWXU).unwrap();
         bed.dlock().run(name).arg("-n").args(options).sh("exit 0").ended().expect(code);
         bed.dlock().args(["status", name]).ended().expect(0);
@@ -122,10 +123,11 @@ fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
         ("slot.0", &["--slots", "2"], 78),
         ("last-run", &[], 0),
         ("holder.them", &[], 0),
-        ("waiter.them", &[], 0),
+        ("waiting/waiter.them", &[], 0),
         ("turn", &[], 0),
     ];
     for (file, options, code) in cases {
-        with_pipe(file, &bed.side(file).join(file), options, code);
+        let name = file.replace('/', ".");
+        with_pipe(&name, &bed.side(&name).join(file), options, code);
     }
 }

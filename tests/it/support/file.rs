@@ -61,7 +61,8 @@ impl FileBed {
 
     /// The files there whose names begin like this.
     pub fn beside(&self, name: &str, prefix: &str) -> Vec<String> {
-        let entries = std::fs::read_dir(self.side(name)).unwrap().flatten();
+        let (inside, prefix) = prefix.rsplit_once('/').unwrap_or(("", prefix));
+        let entries = std::fs::read_dir(self.side(name).join(inside)).unwrap().flatten();
         let names = entries.map(|entry| entry.file_name().into_string().unwrap());
         names.filter(|name| name.starts_with(prefix)).collect()
     }
