@@ -63,7 +63,8 @@ fn a_server_that_is_killed_and_comes_back_still_knows_the_holder() {
     await_waiter(&bed, &name);
     bed.server().daemon.kill();
     bed.server().restart();
-    until("the server to serve again", || bed.server().role().is_some());
+    // It says so before it lets anybody in.
+    until("the server to serve again", || bed.dlock().args(["status", &name]).ended().code == Some(0));
     run().arg("-n").sh("echo no").ended().expect(75);
     await_renewal(&mut holder, 20_000, &log);
     assert_eq!(log.runs().len(), 1);
