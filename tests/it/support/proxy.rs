@@ -115,6 +115,8 @@ impl Shared {
 
     fn connect(self: &Arc<Shared>, client: TcpStream) {
         let Ok(server) = TcpStream::connect(self.target) else { return reset(&client) };
+        // Those that have ended need not be kept.
+        self.open.lock().unwrap().retain(|stream| stream.peer_addr().is_ok());
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();
             self.open.lock().unwrap().push(stream.try_clone().unwrap());
