@@ -1,4 +1,4 @@
-//! What `dlock.acquire` says, and when to ask it again.
+//! What `dlock.contend` says, and when to ask it again.
 
 use std::time::Duration;
 
@@ -23,19 +23,24 @@ pub fn word(mode: Mode) -> &'static str {
     }
 }
 
-/// What `dlock.acquire` says.
+/// What was granted by this answer.
+pub fn lease(ask: &Ask, answer: &Answer, token: i64, slot: Option<i32>) -> Lease {
+    Lease {
+        name: ask.name.clone(),
+        owner: ask.who.owner.clone(),
+        token: Token(token.unsigned_abs()),
+        slot: slot.map(i32::unsigned_abs),
+        term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
+        descriptors: Vec::new(),
+    }
+}
+
+/// What `dlock.contend` says.
 pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
     let row = answer.row()?;
     let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
     Ok(match row.try_get(0)? {
-        "granted" => Attempt::Granted(Lease {
-            name: ask.name.clone(),
-            owner: ask.who.owner.clone(),
-            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
-            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
-            term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
-            descriptors: Vec::new(),
-        }),
+        "granted" => Attempt::Granted(lease(ask, answer, row.try_get(1)?, row.try_get(2)?)),
         "busy" => {
             let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
             let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
@@ -48,7 +53,7 @@ pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
         }
         "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
         "already ran" => Attempt::AlreadyRan,
-        other => bail!("dlock.acquire says {other:?}"),
+        other => bail!("dlock.contend says {other:?}"),
     })
 }
 

@@ -118,6 +118,12 @@ impl Backend for Postgres {
         if let Some(lease) = self.handed_over(ask) {
             return Ok(Attempt::Granted(lease));
         }
+        if self.place.is_none()
+            && ask.once.is_none()
+            && let Some(lease) = self.take(ask).await?
+        {
+            return Ok(Attempt::Granted(lease));
+        }
         let mut attempt = self.ask(ask, Ear::AsItIs).await?;
         if self.place.as_ref().is_some_and(|place| place.behind.is_none()) && !self.client.hears() {
             attempt = self.ask(ask, Ear::Open).await?;
@@ -195,9 +201,9 @@ impl Backend for Postgres {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        const ALONE: &str = "SELECT dlock.let_go($1, $2, $3, $4::json)";
+        const SQL: &str = "SELECT dlock.leave($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)";
         let asked = clock::now();
-        let function = if self.held.contended || self.rehearsed.is_some() { "leave" } else { "release" };
-        let sql = format!("SELECT dlock.{function}($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)");
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
         let once =
@@ -213,7 +219,14 @@ impl Backend for Postgres {
             (&keep, Type::FLOAT8),
             (&process, Type::INT4),
         ];
-        let Some(answer) = self.client.call(&sql, with).await? else { return Ok(Released::NotOurs) };
+        let alone = !self.held.contended && self.rehearsed.is_none() && once.is_none() && keep == 0.0;
+        if alone
+            && let Some(answer) = self.client.call(ALONE, &with[..4]).await?
+            && answer.row()?.try_get::<_, Option<bool>>(0)? == Some(true)
+        {
+            return Ok(Released::Done);
+        }
+        let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Released::NotOurs) };
         let ours: bool = answer.row()?.try_get(0)?;
         if ours {
             return Ok(Released::Done);

@@ -101,7 +101,7 @@ BEGIN
     END IF;
 END $$;
 
--- What dlock.acquire does where somebody else may contend; for those who know already that it is so.
+-- What dlock.acquire does where somebody else may contend.
 CREATE FUNCTION dlock.contend(
     name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean, backend int,
     OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
@@ -245,14 +245,29 @@ BEGIN
     END IF;
 END $$;
 
--- A function in SQL is read when it is first called: plpgsql, whose loading takes longer than most steps here, is not
--- loaded unless dlock.acquire gets here.
-CREATE FUNCTION dlock.acquire_among_others(
-    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean, backend int,
-    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
-    OUT latest bigint, OUT room int, OUT version int, OUT behind bigint
-) LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT * FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again, backend)
+-- Takes a lock that nobody contends for, by what its row says of itself. Its snapshot may be older than the row, but
+-- whoever waited for the row looks at its latest state, or above READ COMMITTED fails. Otherwise all is null, and nothing has
+-- happened: dlock.contend is to be asked. What a session does for the first time has to be read and planned, which takes
+-- longer than to do it: so this calls as little as can be, and is in SQL, for which plpgsql need not be loaded.
+CREATE FUNCTION dlock.take(
+    name text, owner text, ttl interval, mode text, slots int, who json, wake text,
+    OUT token bigint, OUT slot int, OUT version int
+) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+    SELECT set_config('dlock.inside', 'alone', true), CASE current_setting('synchronous_commit') -- see dlock.durably
+        WHEN 'off' THEN set_config('synchronous_commit', 'on', true)
+        WHEN 'local' THEN set_config('synchronous_commit', 'on', true)
+    END;
+    WITH taken AS (
+        UPDATE dlock.locks l
+        SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint), crowd = 1
+        WHERE l.name = take.name AND l.crowd = 0
+        RETURNING l.token, clock_timestamp() AS at
+    )
+    INSERT INTO dlock.contenders (
+        name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
+    SELECT take.name, take.owner, take.mode, take.slots, t.token, CASE take.mode WHEN 'slots' THEN 0 END,
+           t.at, take.ttl, t.at + take.ttl, pg_postmaster_start_time(), take.who, take.wake, pg_backend_pid()
+    FROM taken t RETURNING token, slot, 3 -- as dlock.version says
 $$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
@@ -262,8 +277,6 @@ $$;
 -- thousand that do so do not wait for each other.
 -- A session that stays with the contender, and is no pooler's, may say so with backend => its process, as the server told
 -- it when it connected: then it has a bell while it waits, and may be told to wait for that of `behind`.
--- A lock that nobody contends for is taken by what its row says of itself. Its snapshot may be older than the row, but
--- whoever waited for the row looks at its latest state, or above READ COMMITTED fails.
 CREATE FUNCTION dlock.acquire(
     name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
     queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
@@ -276,29 +289,19 @@ CREATE FUNCTION dlock.acquire(
     OUT room int,            -- so many waiters may stay connected
     OUT version int,         -- of this schema
     OUT behind bigint        -- if busy, for dlock.await
-) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
-    SELECT set_config('dlock.inside', 'alone', true), dlock.durably();
-    WITH taken AS (
-        UPDATE dlock.locks l
-        SET token = greatest(l.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), crowd = 1
-        WHERE l.name = acquire.name AND l.crowd = 0 AND acquire.once IS NULL AND NOT acquire.again
-        RETURNING l.token, clock_timestamp() AS at
-    ), held AS (
-        INSERT INTO dlock.contenders (
-            name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
-        SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, t.token,
-               CASE acquire.mode WHEN 'slots' THEN 0 END, t.at, acquire.ttl, t.at + acquire.ttl,
-               pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid()
-        FROM taken t RETURNING token, slot
-    )
-    SELECT 'granted', h.token, h.slot, NULL::bigint, NULL::interval, NULL::json, NULL::bigint,
-           current_setting('max_connections')::int * 2 / 3, dlock.version(), NULL::bigint FROM held h
-    UNION ALL
-    SELECT o.* FROM dlock.acquire_among_others(
-        acquire.name, acquire.owner, acquire.ttl, acquire.mode, acquire.slots, acquire.queue, acquire.once,
-        acquire.who, acquire.wake, acquire.again, acquire.backend) o
-    WHERE NOT EXISTS (SELECT FROM held)
-$$;
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF once IS NULL AND NOT again THEN
+        SELECT t.token, t.slot, t.version INTO token, slot, version
+        FROM dlock.take(name, owner, ttl, mode, slots, who, wake) t;
+    END IF;
+    IF token IS NOT NULL THEN
+        outcome := 'granted';
+    ELSE
+        SELECT * INTO outcome, token, slot, ahead, next_end, holder, latest, room, version, behind
+        FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again, backend);
+    END IF;
+END $$;
 
 -- For a session of our own, while nobody waits for it: what is done for the first time has to be planned, and to let go is
 -- what others wait for. Plans are kept from the first time on, which PostgreSQL would not do before the sixth.
@@ -386,7 +389,8 @@ BEGIN
     END IF;
 END $$;
 
--- What dlock.release does where somebody else may contend, or something is to be kept.
+-- What dlock.release does where somebody else may contend, or something is to be kept. Durably, if it is or the lock is
+-- handed over.
 -- The first of the queue need not ask: it is granted the lock here, if it can be told so and has lately shown that it
 -- lives, for as long as its place was worth. So nobody waits longer for it, should it be dead after all. Not where a
 -- commit waits for a standby: whether that has confirmed it is told to us, not to the one who is granted the lock.
@@ -454,44 +458,40 @@ BEGIN
     RETURN true;
 END $$;
 
-CREATE FUNCTION dlock.release_among_others(
-    name text, owner text, token bigint, last_run json, once text, keep interval, backend int
-) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    SELECT dlock.leave(name, owner, token, last_run, once, keep, backend)
+-- Lets go of a lock that nobody else contends for. Otherwise null, and nothing has happened: dlock.leave is to be asked.
+-- Nobody need wait for the disk: undone by a crash, it leaves a lease that runs out, and the next grant, whose commit comes
+-- behind it or is the same, does wait.
+CREATE FUNCTION dlock.let_go(name text, owner text, token bigint, last_run json) RETURNS boolean
+LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+    SELECT set_config('dlock.inside', 'alone', true),
+        CASE WHEN txid_current_if_assigned() IS NULL THEN set_config('synchronous_commit', 'off', true) END;
+    WITH entered AS (
+        UPDATE dlock.locks l
+        SET crowd = 0, last_owner = let_go.owner, last_token = let_go.token,
+            last_run = coalesce(let_go.last_run, l.last_run)
+        FROM dlock.contenders c
+        WHERE l.name = let_go.name AND l.crowd = 1 AND l.token = let_go.token
+          AND c.name = let_go.name AND c.owner = let_go.owner AND c.token = let_go.token AND NOT c.kept
+        RETURNING l.name
+    )
+    DELETE FROM dlock.contenders c USING entered e
+    WHERE c.name = e.name AND c.owner = let_go.owner RETURNING true
 $$;
 
--- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already. Nobody need
--- wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs out, and the
--- next grant, whose commit comes behind it or is the same, does wait.
+-- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already.
 -- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
     keep interval DEFAULT NULL, backend int DEFAULT NULL
-) RETURNS boolean LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
-    SELECT set_config('dlock.inside', 'alone', true), CASE
-        WHEN keep > '0' OR once IS NOT NULL THEN dlock.durably()
-        WHEN txid_current_if_assigned() IS NULL THEN set_config('synchronous_commit', 'off', true)
-    END;
-    WITH entered AS (
-        UPDATE dlock.locks l
-        SET crowd = 0, last_owner = release.owner, last_token = release.token,
-            last_run = coalesce(release.last_run, l.last_run)
-        FROM dlock.contenders c
-        WHERE l.name = release.name AND l.crowd = 1 AND l.token = release.token
-          AND c.name = release.name AND c.owner = release.owner AND c.token = release.token AND NOT c.kept
-          AND release.once IS NULL AND (release.keep > '0') IS NOT TRUE
-        RETURNING l.name
-    ), gone AS (
-        DELETE FROM dlock.contenders c USING entered e
-        WHERE c.name = e.name AND c.owner = release.owner RETURNING true AS done
-    )
-    SELECT g.done FROM gone g
-    UNION ALL
-    SELECT dlock.release_among_others(
-        release.name, release.owner, release.token, release.last_run, release.once, release.keep,
-        release.backend)
-    WHERE NOT EXISTS (SELECT FROM gone)
-$$;
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF once IS NULL AND (keep > '0') IS NOT TRUE THEN
+        IF dlock.let_go(name, owner, token, last_run) THEN
+            RETURN true;
+        END IF;
+    END IF;
+    RETURN dlock.leave(name, owner, token, last_run, once, keep, backend);
+END $$;
 
 -- Moves the end of what a release keeps to `ttl` from now, or with zero to now ('done'). 'not ours': it has
 -- ended. 'running': it is not kept but held, and renewed. 'revoked': it ends when it was going to.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio_postgres::types::Type;
 
-use super::answer::{PLACE, grace, outcome, word};
+use super::answer::{PLACE, grace, lease, outcome, word};
 use super::client::Answer;
 use super::session::Parameters;
 use super::{Held, Postgres, ascii, plain};
@@ -68,7 +68,31 @@ impl Postgres {
         token.parse().ok().filter(|_| ours)
     }
 
-    /// What `dlock.acquire` says, and what follows for our place.
+    /// A lock that nobody contends for is ours at once. Otherwise `None`, and nothing has happened.
+    pub(super) async fn take(&mut self, ask: &Ask) -> Result<Option<Lease>> {
+        const SQL: &str = "SELECT token, slot, version
+            FROM dlock.take($1, $2, make_interval(secs => $3), $4, $5, $6::json, $7)";
+        let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
+        let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
+        let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
+        let with: &Parameters<'_> = &[
+            (&name, Type::TEXT),
+            (&owner, Type::TEXT),
+            (&ttl, Type::FLOAT8),
+            (&mode, Type::TEXT),
+            (&slots, Type::INT4),
+            (&who, Type::TEXT),
+            (&wake, Type::TEXT),
+        ];
+        let answer = self.client.call_installed(SQL, with).await?;
+        let row = answer.row()?;
+        let Some(token) = row.try_get(0)? else { return Ok(None) };
+        self.client.check_version(row.try_get(2)?)?;
+        self.held = Held { ttl: Some(ask.ttl), ..Held::default() };
+        Ok(Some(lease(ask, &answer, token, row.try_get(1)?)))
+    }
+
+    /// What `dlock.contend` says, and what follows for our place.
     pub(super) async fn ask(&mut self, ask: &Ask, ear: Ear) -> Result<Attempt> {
         let again = self.place.is_some();
         let answer = self.call(ask, again, ear).await?;
@@ -104,12 +128,10 @@ impl Postgres {
     }
 
     async fn call(&mut self, ask: &Ask, again: bool, ear: Ear) -> Result<Answer> {
-        let function = if again { "contend" } else { "acquire" };
-        let sql = format!(
+        const SQL: &str =
             "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room, version,
              latest, behind
-             FROM dlock.{function}($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10, $11)"
-        );
+             FROM dlock.contend($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10, $11)";
         let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
         let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
         let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
@@ -129,11 +151,11 @@ impl Postgres {
             (&process, Type::INT4),
         ];
         if let Ear::Open = ear
-            && let Some(answer) = self.client.call_listening(&sql, with).await?
+            && let Some(answer) = self.client.call_listening(SQL, with).await?
         {
             return Ok(answer);
         }
-        self.client.call_installed(&sql, with).await
+        self.client.call_installed(SQL, with).await
     }
 
     /// The server's process that is ours alone.

@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::exit::Fault;
 
 /// What dlock.version() says.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 const TABLES: &str = include_str!("tables.sql");
 const PROTOCOL: &str = include_str!("protocol.sql");
 
@@ -105,5 +105,14 @@ mod tests {
     #[test]
     fn the_schema_fits_into_a_database_of_any_encoding() {
         assert!(script("dlock").is_ascii());
+    }
+
+    #[test]
+    fn the_schema_says_everywhere_of_which_version_it_is() {
+        for place in
+            [format!("version {VERSION}: tables"), format!("'SELECT {VERSION}'"), format!("slot, {VERSION} --")]
+        {
+            assert_eq!(script("dlock").matches(&place).count(), 1, "{place}");
+        }
     }
 }

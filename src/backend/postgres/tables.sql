@@ -1,4 +1,4 @@
--- The locks of dlock in PostgreSQL, version 2: tables, and the functions that are the whole protocol.
+-- The locks of dlock in PostgreSQL, version 3: tables, and the functions that are the whole protocol.
 -- Any SQL client may take part, and is then excluded by and excludes every `dlock run`:
 --
 --   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | ...
@@ -67,7 +67,7 @@ CREATE TABLE dlock.fences (
     token    bigint NOT NULL
 ) WITH (fillfactor = 50);
 
-CREATE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 2';
+CREATE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 3';
 
 -- A grant or a renewal that a crash of the server could undo is worth nothing.
 CREATE FUNCTION dlock.durably() RETURNS text LANGUAGE sql AS $$

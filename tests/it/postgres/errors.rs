@@ -124,11 +124,19 @@ fn an_administrator_can_make_the_whole_schema() {
 fn a_schema_of_another_version_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
-    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 3'");
-    attempt(&server.url()).expect(78).saying("version 3");
-    assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0");
-    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
-    attempt(&server.url()).expect(78).saying("version 3");
+    let script = server.dlock().args(["doctor", "--print-schema"]).ended().expect(0).stdout;
+    let take = &script[script.find("CREATE FUNCTION dlock.take").unwrap()..];
+    let take = &take[..take.find("$$;").unwrap()];
+    let later = take.replacen("CREATE", "CREATE OR REPLACE", 1).replace("slot, 3 --", "slot, 4 --");
+    server.sql(&format!("{later}$$"));
+    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 4'");
+    for door in ["free", "in use"] {
+        attempt(&server.url()).expect(78).saying("version 4");
+        assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0", "{door}");
+        server.sql("UPDATE dlock.locks SET crowd = 2");
+    }
+    server.sql("ALTER FUNCTION dlock.take RENAME TO obtain");
+    attempt(&server.url()).expect(78).saying("version 4");
 }
 
 #[test]
@@ -138,7 +146,7 @@ fn a_schema_that_is_half_there_is_78() {
     server.sql("ALTER FUNCTION dlock.version RENAME TO edition");
     attempt(&server.url()).expect(78).saying("not all that this dlock needs");
     server.sql("ALTER FUNCTION dlock.edition RENAME TO version");
-    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
+    server.sql("ALTER FUNCTION dlock.take RENAME TO obtain");
     attempt(&server.url()).expect(78).saying("not all that this dlock needs");
 }
 

@@ -290,7 +290,7 @@ fn an_uncontended_run_is_one_connection_and_two_calls() {
     used(&server);
     let before = server.log().len();
     server.dlock().run("first").sh("exit 0").ended().expect(0).silently();
-    until("both calls to be in the log", || server.log()[before..].matches("dlock.release").count() > 0);
+    until("both calls to be in the log", || server.log()[before..].matches("dlock.let_go").count() > 0);
     let log = server.log()[before..].to_owned();
     let statements: Vec<_> =
         log.lines().filter(|line| line.contains("statement: ") || line.contains("execute ")).collect();
