@@ -36,6 +36,11 @@ pub fn is_crowded(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)
 }
 
+/// Whether a login may have been refused for want of TLS: by pg_hba.conf, or by a pooler.
+pub fn may_want_tls(error: &Error) -> bool {
+    matches!(error.code(), Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION | &SqlState::PROTOCOL_VIOLATION))
+}
+
 /// What keeps us from getting in.
 pub fn explain_login(error: Error) -> anyhow::Error {
     let Some(refusal) = error.as_db_error() else { return explain(error) };

@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio_postgres::config::SslMode;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, Error, Row, Socket};
 
-use super::explain::{explain, explain_login};
+use super::explain::{explain, explain_login, may_want_tls};
 use super::process::process_of;
 use super::settings::Server;
 use super::tls;
@@ -92,8 +93,19 @@ impl Session {
         first.map(|(_, session)| session).ok_or_else(failed)
     }
 
-    async fn begin(server: Server) -> Result<Session> {
-        let opened = server.config.connect(server.tls.clone()).await;
+    async fn begin(mut server: Server) -> Result<Session> {
+        let mut opened = server.config.connect(server.tls.clone()).await;
+        if let Err(refusal) = &opened
+            && server.allows_tls
+            && may_want_tls(refusal)
+        {
+            server.config.ssl_mode(SslMode::Require);
+            let encrypted = server.config.connect(server.tls.clone()).await;
+            // A server without TLS has said all there is to say before.
+            if encrypted.as_ref().err().is_none_or(|error| error.code().is_some()) {
+                opened = encrypted;
+            }
+        }
         let (client, connection) = opened.map_err(|error| explain_login(error).context(server.label))?;
         let heard = Arc::new(Heard::default());
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();

@@ -47,6 +47,8 @@ pub struct Server {
     pub label: String,
     pub config: Config,
     pub tls: Connector,
+    /// Whether TLS is tried if the server refuses to go without.
+    pub allows_tls: bool,
 }
 
 pub struct Settings {
@@ -200,8 +202,8 @@ fn server(address: &Address, host: &Host, at: Option<IpAddr>, one_of_many: bool)
     {
         config.password(password);
     }
-    let tls = tls(address, &host.name, &mut config)?;
-    Ok(Server { label: format!("{}/{database}", host.with_port(port)), config, tls })
+    let (tls, allows_tls) = tls(address, &host.name, &mut config)?;
+    Ok(Server { label: format!("{}/{database}", host.with_port(port)), config, tls, allows_tls })
 }
 
 fn os_user() -> Option<String> {
@@ -212,32 +214,33 @@ fn is_local(host: &str) -> bool {
     host.starts_with('/') || host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// `sslmode` by libpq's rules, but for its default: what leaves this machine is encrypted and verified.
-fn tls(address: &Address, host: &str, config: &mut Config) -> Result<Connector> {
+/// `sslmode` by libpq's rules, but for its default: what leaves this machine is encrypted and verified, and what does not
+/// leave it is not, unless the server insists.
+fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Connector, bool)> {
     let home = |file: &str| home().map(|home| home.join(".postgresql").join(file)).filter(|path| path.exists());
     let file = |key, ours, default| {
         let given = address.param(ours).map(str::to_owned).or_else(|| value(address, key, &env_name(key)));
         given.map(PathBuf::from).or_else(|| home(default))
     };
     let roots = file("sslrootcert", "tls-ca", "root.crt").filter(|roots| roots != Path::new("system"));
-    let default = if is_local(host) { "prefer" } else { "verify-full" };
-    let mode = value(address, "sslmode", "PGSSLMODE").unwrap_or_else(|| default.to_owned());
-    let (mode, check) = match mode.as_str() {
-        "disable" => (SslMode::Disable, Check::Nothing),
-        // libpq's `allow` tries without TLS first; neither of them promises anything.
-        "allow" | "prefer" => (SslMode::Prefer, Check::Nothing),
+    let default = if is_local(host) { "allow" } else { "verify-full" };
+    let word = value(address, "sslmode", "PGSSLMODE").unwrap_or_else(|| default.to_owned());
+    let (mode, check) = match word.as_str() {
+        "disable" | "allow" => (SslMode::Disable, Check::Nothing),
+        "prefer" => (SslMode::Prefer, Check::Nothing),
         "require" if roots.is_some() => (SslMode::Require, Check::Signer),
         "require" => (SslMode::Require, Check::Nothing),
         "verify-ca" => (SslMode::Require, Check::Signer),
         "verify-full" => (SslMode::Require, Check::SignerAndName),
-        other => bail!("sslmode is disable, prefer, require, verify-ca or verify-full, not {other:?}"),
+        other => bail!("sslmode is disable, allow, prefer, require, verify-ca or verify-full, not {other:?}"),
     };
     config.ssl_mode(if host.starts_with('/') { SslMode::Disable } else { mode });
     let certificate = file("sslcert", "tls-cert", "postgresql.crt");
     let key = file("sslkey", "tls-key", "postgresql.key");
     ensure!(certificate.is_some() == key.is_some(), "a client certificate and its key (sslcert, sslkey) come together");
     let certificate = certificate.as_deref().zip(key.as_deref());
-    Connector::new(check, &Files { roots: roots.as_deref(), certificate })
+    let connector = Connector::new(check, &Files { roots: roots.as_deref(), certificate })?;
+    Ok((connector, word == "allow" && !host.starts_with('/')))
 }
 
 /// `sslcert` is `PGSSLCERT`: libpq's own rule.
@@ -264,9 +267,14 @@ mod tests {
     #[test]
     fn what_leaves_this_machine_is_encrypted_unless_told_otherwise() {
         let mode = |url| settings(url).unwrap().servers[0].config.get_ssl_mode();
+        let allows_tls = |url| settings(url).unwrap().servers[0].allows_tls;
         assert_eq!(mode("postgres://me@db.example/jobs"), SslMode::Require);
         assert_eq!(mode("postgres://me@db.example/jobs?sslmode=disable"), SslMode::Disable);
-        assert_eq!(mode("postgres://me@127.0.0.1/jobs"), SslMode::Prefer);
+        assert_eq!(mode("postgres://me@127.0.0.1/jobs"), SslMode::Disable);
+        assert_eq!(mode("postgres://me@127.0.0.1/jobs?sslmode=prefer"), SslMode::Prefer);
+        assert!(
+            allows_tls("postgres://me@127.0.0.1/jobs") && !allows_tls("postgres://me@127.0.0.1/jobs?sslmode=disable")
+        );
         assert_eq!(mode("postgres://me@%2Ftmp/jobs?sslmode=verify-full"), SslMode::Disable);
     }
 

@@ -83,6 +83,8 @@ fn sslmode_says_how_much_of_the_certificate_is_checked() {
     let tls = Tls::new();
     let run = |host, parameters| tls.run("postgres", host, parameters);
     run("127.0.0.1", "").expect(0).silently();
+    run("127.0.0.1", "sslmode=allow").expect(0).silently();
+    run("127.0.0.1", "sslmode=prefer").expect(0).silently();
     run("127.0.0.1", "sslmode=disable").expect(77).saying("no encryption");
     run("127.0.0.1", "sslmode=require").expect(0).silently();
     run("127.0.0.1", "sslmode=require&sslrootcert=DIR/stranger.crt").expect(77);
