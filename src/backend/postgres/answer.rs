@@ -1,4 +1,4 @@
-//! What `dlock.contend` says, and when to ask it again.
+//! What `dlock.acquire` says, and when to ask it again.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub fn lease(ask: &Ask, answer: &Answer, token: i64, slot: Option<i32>) -> Lease
     }
 }
 
-/// What `dlock.contend` says.
+/// What `dlock.acquire` says.
 pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
     let row = answer.row()?;
     let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
@@ -53,7 +53,7 @@ pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
         }
         "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
         "already ran" => Attempt::AlreadyRan,
-        other => bail!("dlock.contend says {other:?}"),
+        other => bail!("dlock.acquire says {other:?}"),
     })
 }
 

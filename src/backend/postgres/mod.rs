@@ -202,7 +202,7 @@ impl Backend for Postgres {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         const ALONE: &str = "SELECT dlock.let_go($1, $2, $3, $4::json)";
-        const SQL: &str = "SELECT dlock.leave($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)";
+        const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)";
         let asked = clock::now();
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));

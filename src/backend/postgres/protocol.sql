@@ -101,11 +101,25 @@ BEGIN
     END IF;
 END $$;
 
--- What dlock.acquire does where somebody else may contend.
-CREATE FUNCTION dlock.contend(
-    name text, owner text, ttl interval, mode text, slots int, queue boolean, once text, who json, wake text, again boolean, backend int,
-    OUT outcome text, OUT token bigint, OUT slot int, OUT ahead bigint, OUT next_end interval, OUT holder json,
-    OUT latest bigint, OUT room int, OUT version int, OUT behind bigint
+-- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
+-- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other terms' if the
+-- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
+-- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
+-- thousand that do so do not wait for each other.
+-- A session that stays with the contender, and is no pooler's, may say so with backend => its process, as the server told
+-- it when it connected: then it has a bell while it waits, and may be told to wait for that of `behind`.
+CREATE FUNCTION dlock.acquire(
+    name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
+    queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
+    again boolean DEFAULT false, backend int DEFAULT NULL,
+    OUT outcome text, OUT token bigint, OUT slot int,
+    OUT ahead bigint,        -- waiters before us
+    OUT next_end interval,   -- until the first lease before us ends
+    OUT holder json,         -- one that is in the way
+    OUT latest bigint,       -- if busy, the token of the latest grant: ours is still to come
+    OUT room int,            -- so many waiters may stay connected
+    OUT version int,         -- of this schema
+    OUT behind bigint        -- if busy, for dlock.await
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
@@ -126,7 +140,7 @@ BEGIN
     IF again AND queue AND mode = 'exclusive' AND once IS NULL THEN
         SELECT * INTO ahead, next_end, holder, behind FROM dlock.keep_place(name, owner, wake, backend);
         IF holder IS NOT NULL THEN
-            SELECT l.token INTO latest FROM dlock.locks l WHERE l.name = contend.name;
+            SELECT l.token INTO latest FROM dlock.locks l WHERE l.name = acquire.name;
             setting := CASE WHEN untouched THEN set_config('synchronous_commit', 'off', true) END;
             outcome := 'busy';
             RETURN;
@@ -134,25 +148,25 @@ BEGIN
     END IF;
     -- Whoever is going to wait prepares for the end while nobody waits for it.
     IF NOT again AND queue AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
-        IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name) THEN
+        IF EXISTS (SELECT FROM dlock.everybody e WHERE e.name = acquire.name) THEN
             PERFORM dlock.rehearse();
         END IF;
     END IF;
-    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = acquire.name RETURNING l.token INTO latest;
     IF NOT FOUND THEN
-        INSERT INTO dlock.locks (name) VALUES (contend.name) ON CONFLICT DO NOTHING;
-        UPDATE dlock.locks l SET crowd = 2 WHERE l.name = contend.name RETURNING l.token INTO latest;
+        INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
+        UPDATE dlock.locks l SET crowd = 2 WHERE l.name = acquire.name RETURNING l.token INTO latest;
     END IF;
     at := clock_timestamp();
-    contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name);
+    contended := EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name);
     IF contended THEN
-        SELECT * INTO self FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
+        SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
     END IF;
 
     IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
         IF self.server <> here THEN
             UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
-            WHERE c.name = contend.name AND c.owner = contend.owner RETURNING c.* INTO self;
+            WHERE c.name = acquire.name AND c.owner = acquire.owner RETURNING c.* INTO self;
         END IF;
         IF self.expires > at THEN
             outcome := 'busy';
@@ -161,14 +175,14 @@ BEGIN
             holder := dlock.describe(self);
             RETURN;
         END IF;
-        DELETE FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
+        DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
         self := NULL;
     END IF;
     IF self.token IS NOT NULL THEN -- granted before; the answer was lost
         UPDATE dlock.contenders c
-        SET ttl = contend.ttl, expires = at + contend.ttl, server = here,
-            wake = contend.wake, session = pg_backend_pid()
-        WHERE c.name = contend.name AND c.owner = contend.owner;
+        SET ttl = acquire.ttl, expires = at + acquire.ttl, server = here,
+            wake = acquire.wake, session = pg_backend_pid()
+        WHERE c.name = acquire.name AND c.owner = acquire.owner;
         IF self.session <> backend THEN
             PERFORM dlock.raise_bell(self.ticket, backend);
         END IF;
@@ -178,24 +192,24 @@ BEGIN
         RETURN;
     END IF;
     IF once IS NOT NULL AND EXISTS (
-        SELECT FROM dlock.successes s WHERE s.name = contend.name AND s.key = contend.once
+        SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once
     ) THEN
-        DELETE FROM dlock.contenders c WHERE c.name = contend.name AND c.owner = contend.owner;
+        DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
         outcome := 'already ran';
         RETURN;
     END IF;
 
     IF contended THEN
         UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
-        WHERE c.name = contend.name AND c.owner <> contend.owner AND c.server <> here;
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.server <> here;
         DELETE FROM dlock.contenders c
-        WHERE c.name = contend.name AND c.owner <> contend.owner AND c.expires <= at;
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner AND c.expires <= at;
 
         SELECT count(*), count(*) FILTER (WHERE c.token IS NULL), coalesce(bool_and(c.mode = 'shared'), true),
-               coalesce(bool_and(c.slots = contend.slots), true), min(c.expires) - at
+               coalesce(bool_and(c.slots = acquire.slots), true), min(c.expires) - at
         INTO before, ahead, all_shared, same_terms, next_end
         FROM dlock.contenders c
-        WHERE c.name = contend.name AND c.owner <> contend.owner
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner
           AND (c.token IS NOT NULL OR self.ticket IS NULL OR c.ticket < self.ticket);
     END IF;
 
@@ -205,17 +219,16 @@ BEGIN
         ELSE 'busy'
     END;
     IF outcome = 'granted' THEN
-        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint),
-            crowd = CASE WHEN contended THEN 2 ELSE 1 END
-        WHERE l.name = contend.name RETURNING l.token INTO token;
+        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint)
+        WHERE l.name = acquire.name RETURNING l.token INTO token;
         IF mode = 'slots' THEN
-            SELECT min(n) INTO slot FROM generate_series(0, contend.slots - 1) n
-            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = contend.name AND c.slot = n);
+            SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
+            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
         END IF;
     ELSE
         SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
-        WHERE c.name = contend.name AND c.owner <> contend.owner
-        ORDER BY c.slots = contend.slots, c.token IS NULL, c.ticket LIMIT 1;
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner
+        ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
     END IF;
     IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
         IF outcome = 'busy' AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
@@ -223,13 +236,13 @@ BEGIN
         END IF;
         INSERT INTO dlock.contenders AS c
             (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, pass, session)
-        SELECT contend.name, contend.owner, contend.mode, contend.slots, contend.token, contend.slot,
-               at, lease, at + lease, here, contend.who,
-               CASE WHEN contend.behind IS NULL THEN contend.wake END,
-               contend.mode = 'exclusive' AND contend.once IS NULL
-                   AND coalesce(contend.wake, contend.behind::text) IS NOT NULL,
+        SELECT acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot,
+               at, lease, at + lease, here, acquire.who,
+               CASE WHEN acquire.behind IS NULL THEN acquire.wake END,
+               acquire.mode = 'exclusive' AND acquire.once IS NULL
+                   AND coalesce(acquire.wake, acquire.behind::text) IS NOT NULL,
                pg_backend_pid()
-        FROM (SELECT CASE outcome WHEN 'granted' THEN contend.ttl ELSE least(contend.ttl, '10 s') END) AS l (lease)
+        FROM (SELECT CASE outcome WHEN 'granted' THEN acquire.ttl ELSE least(acquire.ttl, '10 s') END) AS l (lease)
         ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
         SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
             since = CASE WHEN excluded.token IS NULL THEN c.since ELSE excluded.since END,
@@ -241,67 +254,30 @@ BEGIN
         END IF;
     END IF;
     IF outcome = 'granted' AND mode <> 'exclusive' THEN
-        PERFORM dlock.wake_first(contend.name);
+        PERFORM dlock.wake_first(acquire.name);
     END IF;
 END $$;
 
 -- Takes a lock that nobody contends for, by what its row says of itself. Its snapshot may be older than the row, but
 -- whoever waited for the row looks at its latest state, or above READ COMMITTED fails. Otherwise all is null, and nothing has
--- happened: dlock.contend is to be asked. What a session does for the first time has to be read and planned, which takes
--- longer than to do it: so this calls as little as can be, and is in SQL, for which plpgsql need not be loaded.
+-- happened: dlock.acquire is to be asked. What a session does for the first time has to be read and planned, which takes
+-- longer than to do it: so this touches as little as can be, and is in SQL, for which plpgsql need not be loaded.
 CREATE FUNCTION dlock.take(
     name text, owner text, ttl interval, mode text, slots int, who json, wake text,
     OUT token bigint, OUT slot int, OUT version int
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
-    SELECT set_config('dlock.inside', 'alone', true), CASE current_setting('synchronous_commit') -- see dlock.durably
+    SELECT set_config('dlock.inside', 'on', true), CASE current_setting('synchronous_commit') -- see dlock.durably
         WHEN 'off' THEN set_config('synchronous_commit', 'on', true)
         WHEN 'local' THEN set_config('synchronous_commit', 'on', true)
     END;
-    WITH taken AS (
-        UPDATE dlock.locks l
-        SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint), crowd = 1
-        WHERE l.name = take.name AND l.crowd = 0
-        RETURNING l.token, clock_timestamp() AS at
-    )
-    INSERT INTO dlock.contenders (
-        name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
-    SELECT take.name, take.owner, take.mode, take.slots, t.token, CASE take.mode WHEN 'slots' THEN 0 END,
-           t.at, take.ttl, t.at + take.ttl, pg_postmaster_start_time(), take.who, take.wake, pg_backend_pid()
-    FROM taken t RETURNING token, slot, 3 -- as dlock.version says
+    UPDATE dlock.locks l
+    SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint), crowd = 1,
+        owner = take.owner, mode = take.mode, slots = take.slots, since = clock_timestamp(), ttl = take.ttl,
+        expires = clock_timestamp() + take.ttl, server = pg_postmaster_start_time(), who = take.who, wake = take.wake,
+        session = pg_backend_pid()
+    WHERE l.name = take.name AND l.crowd = 0
+    RETURNING l.token, CASE take.mode WHEN 'slots' THEN 0 END, 3 -- as dlock.version says
 $$;
-
--- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
--- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other terms' if the
--- lock is in use with another number of slots, 'already ran' if `once` is on record. Whoever has asked before and was
--- told to wait may say so with again => true: then it only keeps its place as long as somebody is before it, and a
--- thousand that do so do not wait for each other.
--- A session that stays with the contender, and is no pooler's, may say so with backend => its process, as the server told
--- it when it connected: then it has a bell while it waits, and may be told to wait for that of `behind`.
-CREATE FUNCTION dlock.acquire(
-    name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
-    queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
-    again boolean DEFAULT false, backend int DEFAULT NULL,
-    OUT outcome text, OUT token bigint, OUT slot int,
-    OUT ahead bigint,        -- waiters before us
-    OUT next_end interval,   -- until the first lease before us ends
-    OUT holder json,         -- one that is in the way
-    OUT latest bigint,       -- if busy, the token of the latest grant: ours is still to come
-    OUT room int,            -- so many waiters may stay connected
-    OUT version int,         -- of this schema
-    OUT behind bigint        -- if busy, for dlock.await
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF once IS NULL AND NOT again THEN
-        SELECT t.token, t.slot, t.version INTO token, slot, version
-        FROM dlock.take(name, owner, ttl, mode, slots, who, wake) t;
-    END IF;
-    IF token IS NOT NULL THEN
-        outcome := 'granted';
-    ELSE
-        SELECT * INTO outcome, token, slot, ahead, next_end, holder, latest, room, version, behind
-        FROM dlock.contend(name, owner, ttl, mode, slots, queue, once, who, wake, again, backend);
-    END IF;
-END $$;
 
 -- For a session of our own, while nobody waits for it: what is done for the first time has to be planned, and to let go is
 -- what others wait for. Plans are kept from the first time on, which PostgreSQL would not do before the sixth.
@@ -310,7 +286,7 @@ BEGIN
     IF current_setting('server_version_num')::int >= 120000 THEN
         PERFORM set_config('plan_cache_mode', 'force_generic_plan', false);
     END IF;
-    PERFORM dlock.leave('', '', 0, NULL, NULL, NULL, NULL);
+    PERFORM dlock.release('', '', 0);
 END $$;
 
 -- Waits, no longer than `patience`, until the bell of who is before us has fallen; says the token if we have been granted
@@ -357,6 +333,7 @@ DECLARE
     setting text := dlock.durably();
 BEGIN
     setting := set_config('dlock.inside', 'on', true);
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = renew.name AND l.crowd = 1;
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
     IF self.token IS NULL THEN
@@ -389,14 +366,17 @@ BEGIN
     END IF;
 END $$;
 
--- What dlock.release does where somebody else may contend, or something is to be kept. Durably, if it is or the lock is
--- handed over.
+-- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already.
 -- The first of the queue need not ask: it is granted the lock here, if it can be told so and has lately shown that it
 -- lives, for as long as its place was worth. So nobody waits longer for it, should it be dead after all. Not where a
 -- commit waits for a standby: whether that has confirmed it is told to us, not to the one who is granted the lock.
+-- Nobody need wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs
+-- out, and the next grant, whose commit comes behind it or is the same, does wait.
+-- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
 -- No lock is called '': with that name all steps are gone through in vain, see dlock.rehearse.
-CREATE FUNCTION dlock.leave(
-    name text, owner text, token bigint, last_run json, once text, keep interval, backend int
+CREATE FUNCTION dlock.release(
+    name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
+    keep interval DEFAULT NULL, backend int DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
@@ -409,12 +389,12 @@ DECLARE
     next_token bigint;
     setting text := set_config('dlock.inside', 'on', true);
 BEGIN
-    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = leave.name RETURNING l.* INTO before;
-    IF (before.last_owner, before.last_token) = (leave.owner, leave.token) THEN
+    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = release.name RETURNING l.* INTO before;
+    IF (before.last_owner, before.last_token) = (release.owner, release.token) THEN
         RETURN true;
     END IF;
     SELECT * INTO self FROM dlock.contenders c
-    WHERE c.name = leave.name AND c.owner = leave.owner AND c.token = leave.token;
+    WHERE c.name = release.name AND c.owner = release.owner AND c.token = release.token;
     IF self.token IS NULL AND NOT rehearsal THEN
         RETURN false;
     END IF;
@@ -422,22 +402,22 @@ BEGIN
     IF keep > '0' THEN
         UPDATE dlock.contenders c
         SET kept = true, wake = NULL, session = pg_backend_pid(), ttl = keep, expires = at + keep, server = here
-        WHERE c.name = leave.name AND c.owner = leave.owner;
+        WHERE c.name = release.name AND c.owner = release.owner;
     ELSE
         IF rehearsal OR (self.mode = 'exclusive' AND current_setting('synchronous_standby_names') = '') THEN
             -- Nobody waits before the one who holds it alone; but those who were there have left something to read past.
             SELECT * INTO first FROM dlock.contenders c
-            WHERE c.name = leave.name AND c.ticket > self.ticket AND c.token IS NULL
+            WHERE c.name = release.name AND c.ticket > self.ticket AND c.token IS NULL
               AND (c.expires > at OR c.server <> here)
             ORDER BY c.ticket LIMIT 1;
         END IF;
         IF rehearsal OR (first.pass AND first.server = here AND first.expires - at > first.ttl / 2) THEN
             next_token := greatest(before.token + 1, (extract(epoch FROM at) * 1000000)::bigint);
             UPDATE dlock.contenders c SET token = next_token, since = at
-            WHERE c.name = leave.name AND c.owner = first.owner;
+            WHERE c.name = release.name AND c.owner = first.owner;
             setting := set_config('dlock.inside', 'alone', true);
         END IF;
-        DELETE FROM dlock.contenders c WHERE c.name = leave.name AND c.owner = leave.owner;
+        DELETE FROM dlock.contenders c WHERE c.name = release.name AND c.owner = release.owner;
     END IF;
     IF keep > '0' OR once IS NOT NULL OR next_token IS NOT NULL THEN
         setting := dlock.durably();
@@ -445,53 +425,30 @@ BEGIN
         setting := set_config('synchronous_commit', 'off', true);
     END IF;
     UPDATE dlock.locks l
-    SET token = coalesce(next_token, l.token), last_owner = leave.owner, last_token = leave.token,
-        last_run = coalesce(leave.last_run, l.last_run),
-        crowd = CASE WHEN EXISTS (SELECT FROM dlock.contenders c WHERE c.name = leave.name) THEN 2 ELSE 0 END
-    WHERE l.name = leave.name;
+    SET token = coalesce(next_token, l.token), last_owner = release.owner, last_token = release.token,
+        last_run = coalesce(release.last_run, l.last_run),
+        crowd = CASE WHEN EXISTS (SELECT FROM dlock.contenders c WHERE c.name = release.name) THEN 2 ELSE 0 END
+    WHERE l.name = release.name;
     IF rehearsal OR (self.session = backend AND backend = pg_backend_pid()) THEN
         PERFORM dlock.drop_bell(self.ticket);
     END IF;
     IF once IS NOT NULL THEN
-        INSERT INTO dlock.successes VALUES (leave.name, leave.once, leave.token) ON CONFLICT DO NOTHING;
+        INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
     END IF;
     RETURN true;
 END $$;
 
--- Lets go of a lock that nobody else contends for. Otherwise null, and nothing has happened: dlock.leave is to be asked.
--- Nobody need wait for the disk: undone by a crash, it leaves a lease that runs out, and the next grant, whose commit comes
--- behind it or is the same, does wait.
+-- Lets go of a lock that nobody else contends for. Otherwise null, and nothing has happened: dlock.release is to be asked.
 CREATE FUNCTION dlock.let_go(name text, owner text, token bigint, last_run json) RETURNS boolean
 LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
-    SELECT set_config('dlock.inside', 'alone', true),
+    SELECT set_config('dlock.inside', 'on', true),
         CASE WHEN txid_current_if_assigned() IS NULL THEN set_config('synchronous_commit', 'off', true) END;
-    WITH entered AS (
-        UPDATE dlock.locks l
-        SET crowd = 0, last_owner = let_go.owner, last_token = let_go.token,
-            last_run = coalesce(let_go.last_run, l.last_run)
-        FROM dlock.contenders c
-        WHERE l.name = let_go.name AND l.crowd = 1 AND l.token = let_go.token
-          AND c.name = let_go.name AND c.owner = let_go.owner AND c.token = let_go.token AND NOT c.kept
-        RETURNING l.name
-    )
-    DELETE FROM dlock.contenders c USING entered e
-    WHERE c.name = e.name AND c.owner = let_go.owner RETURNING true
+    UPDATE dlock.locks l
+    SET crowd = 0, last_owner = let_go.owner, last_token = let_go.token,
+        last_run = coalesce(let_go.last_run, l.last_run)
+    WHERE l.name = let_go.name AND l.crowd = 1 AND l.token = let_go.token AND l.owner = let_go.owner
+    RETURNING true
 $$;
-
--- Lets go, at once or after `keep`; true if it was ours, also if an earlier call has done it already.
--- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
-CREATE FUNCTION dlock.release(
-    name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
-    keep interval DEFAULT NULL, backend int DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF once IS NULL AND (keep > '0') IS NOT TRUE THEN
-        IF dlock.let_go(name, owner, token, last_run) THEN
-            RETURN true;
-        END IF;
-    END IF;
-    RETURN dlock.leave(name, owner, token, last_run, once, keep, backend);
-END $$;
 
 -- Moves the end of what a release keeps to `ttl` from now, or with zero to now ('done'). 'not ours': it has
 -- ended. 'running': it is not kept but held, and renewed. 'revoked': it ends when it was going to.
@@ -562,7 +519,8 @@ END $$;
 -- One lock as JSON: its contenders in the order of the queue, and its last run. Null: never used.
 CREATE FUNCTION dlock.status(name text) RETURNS json STABLE LANGUAGE sql AS $$
     SELECT json_build_object('name', l.name, 'last_run', l.last_run, 'contenders', (
-        SELECT coalesce(json_agg(dlock.describe(c) ORDER BY c.ticket), '[]') FROM dlock.contenders c
+        SELECT coalesce(json_agg(dlock.describe(ROW(c.*)::dlock.contenders) ORDER BY c.ticket), '[]')
+        FROM dlock.everybody c
         WHERE c.name = l.name AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())))
     FROM dlock.locks l WHERE l.name = status.name
 $$;

@@ -92,7 +92,7 @@ impl Postgres {
         Ok(Some(lease(ask, &answer, token, row.try_get(1)?)))
     }
 
-    /// What `dlock.contend` says, and what follows for our place.
+    /// What `dlock.acquire` says, and what follows for our place.
     pub(super) async fn ask(&mut self, ask: &Ask, ear: Ear) -> Result<Attempt> {
         let again = self.place.is_some();
         let answer = self.call(ask, again, ear).await?;
@@ -131,7 +131,7 @@ impl Postgres {
         const SQL: &str =
             "SELECT outcome, token, slot, ahead, extract(epoch FROM next_end)::float8, holder::text, room, version,
              latest, behind
-             FROM dlock.contend($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10, $11)";
+             FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10, $11)";
         let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
         let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
         let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());

@@ -44,7 +44,7 @@ impl<'a> Queue<'a> {
 
     /// The server's process that serves one of them.
     fn backend(&self, number: usize) -> String {
-        let sql = "SELECT session FROM dlock.contenders";
+        let sql = "SELECT session FROM dlock.everybody";
         self.server.sql(&format!(
             "{sql} WHERE name = '{}' AND token IS NULL ORDER BY ticket OFFSET {number} LIMIT 1",
             self.name
@@ -75,7 +75,7 @@ fn waiters_sleep_on_the_server_and_none_of_them_listens() {
     let server = Postgres::with(&["log_statement=all"]);
     let queue = Queue::of(12, &server, &[]);
     queue.await_sleepers(12);
-    let listening = format!("SELECT count(wake) FROM dlock.contenders WHERE name = '{}' AND token IS NULL", queue.name);
+    let listening = format!("SELECT count(wake) FROM dlock.everybody WHERE name = '{}' AND token IS NULL", queue.name);
     assert_eq!(server.sql(&listening), "0");
     // The holder, which wants to know when its lock is revoked.
     assert_eq!(server.log().matches("statement: LISTEN").count(), 1);
@@ -132,7 +132,7 @@ fn a_time_limit_for_statements_ends_no_wait() {
     let server = Postgres::with(&["statement_timeout=300ms"]);
     let queue = Queue::of(8, &server, &[]);
     queue.await_sleepers(8);
-    let times = format!("SELECT min(expires) FROM dlock.contenders WHERE name = '{}' AND token IS NULL", queue.name);
+    let times = format!("SELECT min(expires) FROM dlock.everybody WHERE name = '{}' AND token IS NULL", queue.name);
     let before = server.sql(&times);
     until("all of them to have asked again", || server.sql(&times) > before);
     let log = server.log();

@@ -132,8 +132,8 @@ fn a_schema_of_another_version_is_78() {
     server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 4'");
     for door in ["free", "in use"] {
         attempt(&server.url()).expect(78).saying("version 4");
-        assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0", "{door}");
-        server.sql("UPDATE dlock.locks SET crowd = 2");
+        assert_eq!(server.sql("SELECT count(*) FROM dlock.everybody"), "0", "{door}");
+        server.sql("SELECT set_config('dlock.inside', 'on', false); UPDATE dlock.locks SET crowd = 2");
     }
     server.sql("ALTER FUNCTION dlock.take RENAME TO obtain");
     attempt(&server.url()).expect(78).saying("version 4");

@@ -28,7 +28,7 @@ fn used(server: &Postgres) {
 }
 
 fn await_waiters(server: &Postgres, name: &str, count: usize) {
-    let sql = format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}' AND token IS NULL");
+    let sql = format!("SELECT count(*) FROM dlock.everybody WHERE name = '{name}' AND token IS NULL");
     // A crowd may have taken every connection there is: then the server has no ear for us yet.
     until(&format!("{count} waiter(s) for {name}"), || server.try_sql(&sql) == Ok(count.to_string()));
 }

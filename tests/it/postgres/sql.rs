@@ -90,7 +90,7 @@ fn a_lock_outlives_the_dlock_that_acquired_it() {
     let busy = || server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
     let with_owner = |verb: &str| server.dlock().args([verb, "--name", &name, "--owner", owner]).ended();
     busy();
-    let expires = format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'");
+    let expires = format!("SELECT expires FROM dlock.everybody WHERE name = '{name}'");
     let before = server.sql(&expires);
     with_owner("renew").expect(0).silently();
     assert_ne!(server.sql(&expires), before);
@@ -198,7 +198,7 @@ fn a_callers_own_commit_stays_as_durable_as_it_was() {
 fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
     let (server, name) = (Postgres::shared(), unique("again"));
     used(server);
-    let expires = || server.sql(&format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'"));
+    let expires = || server.sql(&format!("SELECT expires FROM dlock.everybody WHERE name = '{name}'"));
     let acquire = |owner: &str| server.sql(&format!("SELECT outcome FROM dlock.acquire('{name}', '{owner}')"));
     let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
     server.sql(&format!("SELECT dlock.release('{name}', 'psql-1', {token}, keep => '1 h')"));
@@ -213,30 +213,95 @@ fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
     let revoked = expires();
     assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", revoked), "revoked");
     until("its lease to be over", || acquire("psql-1") == "granted");
-    assert_ne!(server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}'")), token);
+    assert_ne!(server.sql(&format!("SELECT token FROM dlock.everybody WHERE name = '{name}'")), token);
 }
 
 #[test]
-fn a_lock_that_nobody_contends_for_is_taken_by_its_own_row() {
+fn a_lock_that_nobody_contends_for_is_one_row() {
     let (server, name) = (Postgres::shared(), unique("alone"));
     used(server);
     let crowd = || server.sql(&format!("SELECT crowd FROM dlock.locks WHERE name = '{name}'"));
+    let rows = || server.sql(&format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}'"));
+    let who = || server.sql(&format!("SELECT owner FROM dlock.everybody WHERE name = '{name}' ORDER BY ticket"));
     let acquire = |owner: &str| server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', '{owner}')"));
-    let grant = |owner: &str| acquire(owner).strip_prefix("granted|").unwrap().parse::<u64>().unwrap();
+    let take = |owner: &str| {
+        let terms = "'1 h', 'exclusive', 1, NULL, NULL";
+        server.sql(&format!("SELECT token FROM dlock.take('{name}', '{owner}', {terms})")).parse().unwrap_or(0)
+    };
+    let renew = |owner: &str, token: u64| {
+        server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', '{owner}', {token}, '1 h')"))
+    };
+    let let_go = |owner: &str, token: u64| {
+        server.sql(&format!("SELECT dlock.let_go('{name}', '{owner}', {token}, NULL)")) == "t"
+    };
     let release =
         |owner: &str, token: u64| server.sql(&format!("SELECT dlock.release('{name}', '{owner}', {token})")) == "t";
-    let first = grant("psql-1");
-    assert_eq!(crowd(), "1");
-    assert!(release("psql-1", first));
-    assert_eq!(crowd(), "0");
-    let last = grant("psql-1");
-    assert!(last > first);
-    assert_eq!(crowd(), "1");
-    assert_eq!(acquire("psql-2"), "busy|");
-    assert_eq!(crowd(), "2");
-    assert!(!release("psql-2", last) && !release("psql-1", last - 1), "only by its holder");
-    assert!(release("psql-1", last) && release("psql-1", last), "also the second time");
-    assert!(grant("psql-2") > last);
+
+    assert_eq!(take("psql-1"), 0, "what was never there is for dlock.acquire");
+    let granted: u64 = acquire("psql-1").strip_prefix("granted|").unwrap().parse().unwrap();
+    assert_eq!((crowd().as_str(), take("psql-1"), take("psql-2")), ("2", 0, 0));
+    assert!(!let_go("psql-1", granted), "it is not in the lock's row");
+    assert!(release("psql-1", granted));
+
+    let first = take("psql-1");
+    assert!(first > granted);
+    assert_eq!((crowd().as_str(), rows().as_str(), who().as_str()), ("1", "0", "psql-1"));
+    assert_eq!((take("psql-2"), take("psql-1")), (0, 0), "it is taken");
+    assert!(!let_go("psql-2", first) && !let_go("psql-1", first - 1), "only by its holder");
+    assert!(let_go("psql-1", first) && !let_go("psql-1", first));
+    assert_eq!((crowd().as_str(), who().as_str()), ("0", ""));
+
+    for step in ["asks", "asks again", "renews", "releases", "loses it"] {
+        let token = take("psql-1");
+        match step {
+            "asks" => assert_eq!(acquire("psql-2"), "busy|"),
+            "asks again" => assert_eq!(acquire("psql-1"), format!("granted|{token}"), "the answer was lost"),
+            "renews" => assert_eq!(renew("psql-1", token), "held"),
+            "releases" => assert!(!release("psql-2", token)),
+            _ => assert_eq!(renew("psql-2", token), "lost"),
+        }
+        assert_eq!((crowd().as_str(), rows().as_str(), who().as_str()), ("2", "1", "psql-1"), "{step}");
+        assert_eq!((take("psql-2"), let_go("psql-1", token)), (0, false), "{step}");
+        assert!(release("psql-1", token), "{step}");
+    }
+
+    let last = take("psql-1");
+    assert!(let_go("psql-1", last) && release("psql-1", last), "also the second time");
+    let granted = acquire("psql-1").strip_prefix("granted|").unwrap().parse().unwrap();
+    assert!(granted > last && release("psql-1", granted));
+
+    take("psql-1");
+    for wrong in ["crowd = 0", "crowd = 2", "owner = 'psql-2'", "expires = 'epoch'"] {
+        let by_hand = format!("UPDATE dlock.locks SET {wrong} WHERE name = '{name}'");
+        assert!(server.try_sql(&by_hand).unwrap_err().contains("not by hand"), "{wrong}");
+    }
+    let revoke = format!("SELECT dlock.revoke(name, owner, token, NULL) FROM dlock.everybody WHERE name = '{name}'");
+    assert_eq!(server.sql(&revoke), "freed");
+    assert!(acquire("psql-2").starts_with("granted|"));
+}
+
+#[test]
+fn what_cannot_contend_cannot_take_a_lock_either() {
+    let (server, name) = (Postgres::shared(), unique("sane"));
+    used(server);
+    let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
+    server.sql(&format!("SELECT dlock.release('{name}', 'psql', {granted})"));
+    for wrong in [
+        "NULL, '1 h', 'exclusive', 1, NULL, NULL",
+        "'', '1 h', 'exclusive', 1, NULL, NULL",
+        "'psql', NULL, 'exclusive', 1, NULL, NULL",
+        "'psql', '0', 'exclusive', 1, NULL, NULL",
+        "'psql', '1 h', NULL, 1, NULL, NULL",
+        "'psql', '1 h', 'alone', 1, NULL, NULL",
+        "'psql', '1 h', 'exclusive', 2, NULL, NULL",
+        "'psql', '1 h', 'slots', NULL, NULL, NULL",
+        "'psql', '1 h', 'exclusive', 1, to_json(repeat('x', 100000)), NULL",
+        "'psql', '1 h', 'exclusive', 1, NULL, repeat('x', 64)",
+    ] {
+        let error = server.try_sql(&format!("SELECT dlock.take('{name}', {wrong})")).unwrap_err();
+        assert!(error.contains("violates check constraint"), "{wrong}: {error}");
+    }
+    server.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn without_notifications_waiters_ask_by_themselves() {
     let url = Postgres::shared().url_as("postgres", "listen=off");
     contend(&url, &unique("deaf"), 4);
     let channels =
-        Postgres::shared().sql("SELECT count(*) FROM dlock.contenders WHERE name LIKE 'deaf%' AND wake IS NOT NULL");
+        Postgres::shared().sql("SELECT count(*) FROM dlock.everybody WHERE name LIKE 'deaf%' AND wake IS NOT NULL");
     assert_eq!(channels, "0");
 }
 
@@ -66,7 +66,7 @@ fn held_by_sql(server: &Postgres, name: &str) -> impl Fn() -> String {
     used(server);
     let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
     let release = format!("SELECT dlock.release('{name}', 'psql-1', {token})");
-    let granted = format!("SELECT token FROM dlock.contenders WHERE name = '{name}' ORDER BY ticket LIMIT 1");
+    let granted = format!("SELECT token FROM dlock.everybody WHERE name = '{name}' ORDER BY ticket LIMIT 1");
     move || server.sql(&format!("BEGIN; {release}; {granted}; COMMIT")).strip_prefix("t\n").unwrap_or("none").to_owned()
 }
 
@@ -138,7 +138,7 @@ fn a_grant_whose_answer_is_lost_comes_back_with_the_same_token() {
         release();
         let mut granted = String::new();
         until("the waiter to be granted the lock", || {
-            granted = server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}'"));
+            granted = server.sql(&format!("SELECT token FROM dlock.everybody WHERE name = '{name}'"));
             !granted.is_empty()
         });
         proxy.cut();
