@@ -389,7 +389,11 @@ DECLARE
     next_token bigint;
     setting text := set_config('dlock.inside', 'on', true);
 BEGIN
-    UPDATE dlock.locks l SET crowd = 2 WHERE l.name = release.name RETURNING l.* INTO before;
+    -- What is updated in the end is only locked so far: one version less of a row that everybody reads.
+    SELECT * INTO before FROM dlock.locks l WHERE l.name = release.name FOR UPDATE;
+    IF rehearsal OR before.crowd = 1 THEN
+        UPDATE dlock.locks l SET crowd = 2 WHERE l.name = release.name;
+    END IF;
     IF (before.last_owner, before.last_token) = (release.owner, release.token) THEN
         RETURN true;
     END IF;
