@@ -37,7 +37,7 @@ use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Holder, LockName, LockState, Mode, OwnerId, Term, Token};
 
 use client::{Answer, Client};
 use queue::{Ear, Place};
@@ -119,6 +119,7 @@ impl Backend for Postgres {
             return Ok(Attempt::Granted(lease));
         }
         if self.place.is_none()
+            && ask.mode == Mode::Exclusive
             && ask.once.is_none()
             && let Some(lease) = self.take(ask).await?
         {

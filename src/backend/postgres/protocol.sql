@@ -258,13 +258,13 @@ BEGIN
     END IF;
 END $$;
 
--- Takes a lock that nobody contends for, by what its row says of itself. Its snapshot may be older than the row, but
--- whoever waited for the row looks at its latest state, or above READ COMMITTED fails. Otherwise all is null, and nothing has
--- happened: dlock.acquire is to be asked. What a session does for the first time has to be read and planned, which takes
--- longer than to do it: so this touches as little as can be, and is in SQL, for which plpgsql need not be loaded.
+-- Takes a lock alone that nobody contends for, by what its row says of itself. Its snapshot may be older than the row, but
+-- whoever waited for the row looks at its latest state, or above READ COMMITTED fails. Otherwise, or if dlock.contenders
+-- would not have it, all is null and nothing has happened: dlock.acquire is to be asked. What a session does for the first
+-- time has to be read and planned, which takes longer than to do it: so this touches as little as can be, and is in SQL, for
+-- which plpgsql need not be loaded.
 CREATE FUNCTION dlock.take(
-    name text, owner text, ttl interval, mode text, slots int, who json, wake text,
-    OUT token bigint, OUT slot int, OUT version int
+    name text, owner text, ttl interval, who json, wake text, OUT token bigint, OUT version int
 ) LANGUAGE sql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
     SELECT set_config('dlock.inside', 'on', true), CASE current_setting('synchronous_commit') -- see dlock.durably
         WHEN 'off' THEN set_config('synchronous_commit', 'on', true)
@@ -272,11 +272,11 @@ CREATE FUNCTION dlock.take(
     END;
     UPDATE dlock.locks l
     SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint), crowd = 1,
-        owner = take.owner, mode = take.mode, slots = take.slots, since = clock_timestamp(), ttl = take.ttl,
-        expires = clock_timestamp() + take.ttl, server = pg_postmaster_start_time(), who = take.who, wake = take.wake,
-        session = pg_backend_pid()
-    WHERE l.name = take.name AND l.crowd = 0
-    RETURNING l.token, CASE take.mode WHEN 'slots' THEN 0 END, 3 -- as dlock.version says
+        owner = take.owner, since = clock_timestamp(), ttl = take.ttl, expires = clock_timestamp() + take.ttl,
+        server = pg_postmaster_start_time(), who = take.who, wake = take.wake, session = pg_backend_pid()
+    WHERE l.name = take.name AND l.crowd = 0 AND take.ttl > '0' AND octet_length(take.owner) BETWEEN 1 AND 200
+      AND coalesce(octet_length(take.who::text), 0) < 100000 AND coalesce(octet_length(take.wake), 1) BETWEEN 1 AND 63
+    RETURNING l.token, 3 -- as dlock.version says
 $$;
 
 -- For a session of our own, while nobody waits for it: what is done for the first time has to be planned, and to let go is

@@ -70,26 +70,17 @@ impl Postgres {
 
     /// A lock that nobody contends for is ours at once. Otherwise `None`, and nothing has happened.
     pub(super) async fn take(&mut self, ask: &Ask) -> Result<Option<Lease>> {
-        const SQL: &str = "SELECT token, slot, version
-            FROM dlock.take($1, $2, make_interval(secs => $3), $4, $5, $6::json, $7)";
-        let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
-        let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
+        const SQL: &str = "SELECT token, version FROM dlock.take($1, $2, make_interval(secs => $3), $4::json, $5)";
+        let (name, owner, ttl) = (ask.name.as_str(), ask.who.owner.as_str(), ask.ttl.as_secs_f64());
         let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&ttl, Type::FLOAT8),
-            (&mode, Type::TEXT),
-            (&slots, Type::INT4),
-            (&who, Type::TEXT),
-            (&wake, Type::TEXT),
-        ];
+        let with: &Parameters<'_> =
+            &[(&name, Type::TEXT), (&owner, Type::TEXT), (&ttl, Type::FLOAT8), (&who, Type::TEXT), (&wake, Type::TEXT)];
         let answer = self.client.call_installed(SQL, with).await?;
         let row = answer.row()?;
         let Some(token) = row.try_get(0)? else { return Ok(None) };
-        self.client.check_version(row.try_get(2)?)?;
+        self.client.check_version(row.try_get(1)?)?;
         self.held = Held { ttl: Some(ask.ttl), ..Held::default() };
-        Ok(Some(lease(ask, &answer, token, row.try_get(1)?)))
+        Ok(Some(lease(ask, &answer, token, None)))
     }
 
     /// What `dlock.acquire` says, and what follows for our place.

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn the_schema_says_everywhere_of_which_version_it_is() {
         for place in
-            [format!("version {VERSION}: tables"), format!("'SELECT {VERSION}'"), format!("slot, {VERSION} --")]
+            [format!("version {VERSION}: tables"), format!("'SELECT {VERSION}'"), format!("token, {VERSION} --")]
         {
             assert_eq!(script("dlock").matches(&place).count(), 1, "{place}");
         }

@@ -17,10 +17,8 @@ CREATE TABLE dlock.locks (
     name       text COLLATE "C" PRIMARY KEY
                CHECK (octet_length(name) BETWEEN 1 AND 200 AND name !~ '[^A-Za-z0-9._:@+/-]|(^|/)[.]{0,2}(/|$)'),
     token      bigint NOT NULL DEFAULT 0, -- of the latest grant, greater at every grant, whatever its mode
-    crowd      int NOT NULL DEFAULT 2,    -- contenders: 0, none; 1, the one in this row; 2, see dlock.contenders
+    crowd      int NOT NULL DEFAULT 2,    -- contenders: 0, none; 1, who holds it alone; 2, see dlock.contenders
     owner      text,                      -- if crowd is 1, this and the next are as in dlock.contenders
-    mode       text,
-    slots      int,
     since      timestamptz,
     ttl        interval,
     expires    timestamptz,
@@ -30,13 +28,7 @@ CREATE TABLE dlock.locks (
     session    int,
     last_owner text,                      -- who let go last, and of what: answers a repeated release
     last_token bigint,
-    last_run   json CHECK (octet_length(last_run::text) < 100000),
-    CHECK (crowd <> 1 OR (
-        octet_length(owner) BETWEEN 1 AND 200 AND mode IN ('exclusive', 'shared', 'slots')
-        AND slots BETWEEN 1 AND 100000 AND (mode = 'slots') = (slots > 1) AND ttl > '0'
-        AND num_nulls(since, expires, server) = 0 AND coalesce(octet_length(who::text), 0) < 100000
-        AND coalesce(octet_length(wake), 1) BETWEEN 1 AND 63
-    ) IS TRUE)
+    last_run   json CHECK (octet_length(last_run::text) < 100000)
 ) WITH (fillfactor = 50);
 
 CREATE TABLE dlock.contenders (
@@ -65,8 +57,8 @@ CREATE INDEX contenders_in_order ON dlock.contenders (name, ticket);
 CREATE VIEW dlock.everybody AS
     SELECT c.* FROM dlock.contenders c
     UNION ALL
-    SELECT l.name, l.owner, 0, l.mode, l.slots, l.token, CASE l.mode WHEN 'slots' THEN 0 END, l.since, l.ttl, l.expires,
-           l.server, NULL, false, l.who, l.wake, false, l.session
+    SELECT l.name, l.owner, 0, 'exclusive', 1, l.token, NULL, l.since, l.ttl, l.expires, l.server, NULL, false, l.who,
+           l.wake, false, l.session
     FROM dlock.locks l WHERE l.crowd = 1;
 
 CREATE TABLE dlock.successes (
@@ -138,10 +130,9 @@ CREATE TRIGGER contender_changed AFTER UPDATE ON dlock.contenders FOR EACH ROW
 -- Whoever else wants something of a lock makes it a crowd, and the one in its row gets a row like everybody else.
 CREATE FUNCTION dlock.make_room() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO dlock.contenders (
-        name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
-    VALUES (OLD.name, OLD.owner, OLD.mode, OLD.slots, OLD.token, CASE OLD.mode WHEN 'slots' THEN 0 END, OLD.since,
-            OLD.ttl, OLD.expires, OLD.server, OLD.who, OLD.wake, OLD.session);
+    INSERT INTO dlock.contenders (name, owner, mode, slots, token, since, ttl, expires, server, who, wake, session)
+    VALUES (OLD.name, OLD.owner, 'exclusive', 1, OLD.token, OLD.since, OLD.ttl, OLD.expires, OLD.server, OLD.who,
+            OLD.wake, OLD.session);
     RETURN NULL;
 END $$;
 CREATE TRIGGER now_a_crowd AFTER UPDATE ON dlock.locks FOR EACH ROW
@@ -150,14 +141,17 @@ CREATE TRIGGER now_a_crowd AFTER UPDATE ON dlock.locks FOR EACH ROW
 -- Nobody changes who contends by hand: that could let a second holder in beside the first.
 CREATE FUNCTION dlock.refuse_by_hand() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
+    IF TG_TABLE_NAME = 'locks' THEN
+        IF (NEW.crowd, NEW.owner, NEW.expires) IS NOT DISTINCT FROM (OLD.crowd, OLD.owner, OLD.expires) THEN
+            RETURN NEW;
+        END IF;
+    END IF;
     RAISE 'who holds a lock is changed by dlock.revoke() and the other functions, not by hand';
 END $$;
 CREATE TRIGGER not_by_hand AFTER INSERT OR UPDATE OR DELETE ON dlock.contenders FOR EACH ROW
     WHEN (coalesce(current_setting('dlock.inside', true), '') = '') EXECUTE FUNCTION dlock.refuse_by_hand();
 CREATE TRIGGER not_by_hand BEFORE UPDATE ON dlock.locks FOR EACH ROW
-    WHEN ((NEW.crowd, NEW.owner, NEW.expires) IS DISTINCT FROM (OLD.crowd, OLD.owner, OLD.expires)
-          AND coalesce(current_setting('dlock.inside', true), '') = '')
-    EXECUTE FUNCTION dlock.refuse_by_hand();
+    WHEN (coalesce(current_setting('dlock.inside', true), '') = '') EXECUTE FUNCTION dlock.refuse_by_hand();
 CREATE TRIGGER never_all BEFORE TRUNCATE ON dlock.contenders EXECUTE FUNCTION dlock.refuse_by_hand();
 CREATE TRIGGER never_all BEFORE TRUNCATE ON dlock.successes EXECUTE FUNCTION dlock.refuse_by_hand();
 

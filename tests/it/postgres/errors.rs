@@ -127,7 +127,7 @@ fn a_schema_of_another_version_is_78() {
     let script = server.dlock().args(["doctor", "--print-schema"]).ended().expect(0).stdout;
     let take = &script[script.find("CREATE FUNCTION dlock.take").unwrap()..];
     let take = &take[..take.find("$$;").unwrap()];
-    let later = take.replacen("CREATE", "CREATE OR REPLACE", 1).replace("slot, 3 --", "slot, 4 --");
+    let later = take.replacen("CREATE", "CREATE OR REPLACE", 1).replace("token, 3 --", "token, 4 --");
     server.sql(&format!("{later}$$"));
     server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 4'");
     for door in ["free", "in use"] {
