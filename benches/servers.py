@@ -250,7 +250,7 @@ class Postgres(Backend):
         psql = (str(PEERS / "psql_lock.sh"), self.port, "psql:NAME", TTL)
         self.peers = [
             Tool("psql wrapper", psql, every=5, waiting=self.waiting),
-            Tool("psycopg", self.python("psycopg_lock.py", self.port), every=20, waiting=self.waiting),
+            Tool("psycopg", self.python("psycopg_lock.py", self.port), every=10, waiting=self.waiting),
         ]
 
     def sql(self, text):
