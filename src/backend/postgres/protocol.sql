@@ -148,7 +148,7 @@ BEGIN
     END IF;
     -- Whoever is going to wait prepares for the end while nobody waits for it.
     IF NOT again AND queue AND mode = 'exclusive' AND backend = pg_backend_pid() THEN
-        IF EXISTS (SELECT FROM dlock.everybody e WHERE e.name = acquire.name) THEN
+        IF EXISTS (SELECT FROM dlock.locks l WHERE l.name = acquire.name AND l.crowd > 0) THEN
             PERFORM dlock.rehearse();
         END IF;
     END IF;
