@@ -219,7 +219,7 @@ BEGIN
         ELSE 'busy'
     END;
     IF outcome = 'granted' THEN
-        UPDATE dlock.locks l SET token = greatest(l.token + 1, (extract(epoch FROM at) * 1000000)::bigint)
+        UPDATE dlock.locks l SET token = greatest(l.token + 1, (date_part('epoch', at) * 1e6::float8)::bigint)
         WHERE l.name = acquire.name RETURNING l.token INTO token;
         IF mode = 'slots' THEN
             SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
@@ -312,8 +312,7 @@ BEGIN
         EXIT WHEN NOT FOUND OR token IS NOT NULL OR fallen OR rest < '1 ms';
         BEGIN
             PERFORM set_config('lock_timeout', ceil(extract(epoch FROM least(rest, longest)) * 1000)::text, true);
-            PERFORM pg_advisory_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
-            PERFORM pg_advisory_unlock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
+            PERFORM pg_advisory_xact_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
             fallen := true;
         EXCEPTION WHEN lock_not_available THEN
             NULL;
@@ -416,7 +415,7 @@ BEGIN
             ORDER BY c.ticket LIMIT 1;
         END IF;
         IF rehearsal OR (first.pass AND first.server = here AND first.expires - at > first.ttl / 2) THEN
-            next_token := greatest(before.token + 1, (extract(epoch FROM at) * 1000000)::bigint);
+            next_token := greatest(before.token + 1, (date_part('epoch', at) * 1e6::float8)::bigint);
             UPDATE dlock.contenders c SET token = next_token, since = at
             WHERE c.name = release.name AND c.owner = first.owner;
             setting := set_config('dlock.inside', 'alone', true);
@@ -431,7 +430,10 @@ BEGIN
     UPDATE dlock.locks l
     SET token = coalesce(next_token, l.token), last_owner = release.owner, last_token = release.token,
         last_run = coalesce(release.last_run, l.last_run),
-        crowd = CASE WHEN EXISTS (SELECT FROM dlock.contenders c WHERE c.name = release.name) THEN 2 ELSE 0 END
+        crowd = CASE
+            WHEN next_token IS NOT NULL OR EXISTS (SELECT FROM dlock.contenders c WHERE c.name = release.name) THEN 2
+            ELSE 0
+        END
     WHERE l.name = release.name;
     IF rehearsal OR (self.session = backend AND backend = pg_backend_pid()) THEN
         PERFORM dlock.drop_bell(self.ticket);
