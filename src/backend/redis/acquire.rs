@@ -1,6 +1,5 @@
 //! Asking for the lock: what `acquire.lua` is told and what its answers mean.
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -13,7 +12,7 @@ use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
 use crate::lock::{Mode, Token};
 
-static ACQUIRE: LazyLock<Script> = LazyLock::new(|| script!("acquire.lua"));
+static ACQUIRE: Script = script!("acquire.lua");
 
 /// A waiter that has not asked again for this long is taken for dead.
 pub(super) const PLACE: Duration = Duration::from_secs(6);

@@ -25,7 +25,6 @@ pub mod status;
 pub mod target;
 pub mod watch;
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -45,11 +44,11 @@ use server::Server;
 use target::Target;
 use watch::Watch;
 
-static RENEW: LazyLock<Script> = LazyLock::new(|| script!("renew.lua"));
-static RELEASE: LazyLock<Script> = LazyLock::new(|| script!("release.lua"));
-static WITHDRAW: LazyLock<Script> = LazyLock::new(|| script!("withdraw.lua"));
-static REHOLD: LazyLock<Script> = LazyLock::new(|| script!("rehold.lua"));
-static REVOKE: LazyLock<Script> = LazyLock::new(|| script!("revoke.lua"));
+static RENEW: Script = script!("renew.lua");
+static RELEASE: Script = script!("release.lua");
+static WITHDRAW: Script = script!("withdraw.lua");
+static REHOLD: Script = script!("rehold.lua");
+static REVOKE: Script = script!("revoke.lua");
 
 pub const PARAMETERS: &[&str] = &["db", "wait-replicas"];
 

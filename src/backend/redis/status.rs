@@ -1,7 +1,6 @@
 //! Reading a lock for people: what the server keeps about it, as [`LockState`].
 
 use std::collections::BTreeSet;
-use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +13,7 @@ use super::server::Server;
 use crate::backend::Page;
 use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, State, Token, Waiter};
 
-pub static INSPECT: LazyLock<Script> = LazyLock::new(|| script!("inspect.lua"));
+pub static INSPECT: Script = script!("inspect.lua");
 
 /// What `details` says of a contender: `MODE TTL SINCE TOKEN SLOT IDENTITY`, written by `acquire.lua`.
 #[derive(Default)]

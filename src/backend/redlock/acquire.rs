@@ -1,8 +1,6 @@
 //! Asking for the lock: a majority in the first phase, a token on a majority in the second, or giving
 //! everything back.
 
-use std::sync::LazyLock;
-
 use anyhow::Result;
 
 use super::nodes::{Reply, count, no_majority};
@@ -15,8 +13,8 @@ use crate::exit::Fault;
 use crate::lock::{Mode, Term, Token};
 use crate::mutant::{self, Mutant};
 
-pub(super) static TAKE: LazyLock<Script> = script!("take.lua");
-pub(super) static RAISE: LazyLock<Script> = script!("raise.lua");
+pub(super) static TAKE: Script = script!("take.lua");
+pub(super) static RAISE: Script = script!("raise.lua");
 
 impl Redlock {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {

@@ -23,7 +23,6 @@ mod status;
 mod tests;
 mod waiting;
 
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -44,16 +43,16 @@ use waiting::{Began, Then};
 
 macro_rules! script {
     ($file:literal) => {
-        LazyLock::new(|| Script::new(concat!(include_str!("common.lua"), include_str!($file))))
+        Script::new(concat!(include_str!("common.lua"), include_str!($file)))
     };
 }
 use script;
 
-static GIVE_BACK: LazyLock<Script> = script!("give_back.lua");
-static RENEW: LazyLock<Script> = script!("renew.lua");
-static RELEASE: LazyLock<Script> = script!("release.lua");
-static REHOLD: LazyLock<Script> = script!("rehold.lua");
-static REVOKE: LazyLock<Script> = script!("revoke.lua");
+static GIVE_BACK: Script = script!("give_back.lua");
+static RENEW: Script = script!("renew.lua");
+static RELEASE: Script = script!("release.lua");
+static REHOLD: Script = script!("rehold.lua");
+static REVOKE: Script = script!("revoke.lua");
 
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.

@@ -1,7 +1,6 @@
 //! Reading a Redlock for people: what a majority says, and what each node says by itself.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,7 +13,7 @@ use crate::backend::redis::script::Script;
 use crate::backend::redis::status::{holder, page, waiter};
 use crate::lock::{Holder, LastRun, LockName, LockState, NodeState, State};
 
-static INSPECT: LazyLock<Script> = script!("inspect.lua");
+static INSPECT: Script = script!("inspect.lua");
 
 pub struct Look {
     pub state: LockState,
