@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / "target/bench/bin"
 # What the tools say while they are measured; a crowd has much to say.
 LOG = ROOT / "target/bench/tools.log"
-DLOCK = str(ROOT / "target/release/dlock")
+DLOCK = str(BIN / "dlock")
 # Nothing of whoever calls us decides how dlock behaves.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("DLOCK_", "ETCDCTL_", "RUST_"))}
 ENV["ETCDCTL_API"] = "3"
