@@ -6,8 +6,11 @@
 use std::ops::{Add, Sub};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 /// A point in time on CLOCK_BOOTTIME, comparable between all processes of this boot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Instant(Duration);
 
 impl Instant {

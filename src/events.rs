@@ -10,7 +10,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::clock::Instant;
-use crate::guardian::{Guardian, Report};
+use crate::guardian::{Guardian, GuardianEvent};
 use crate::keeper::{Keeper, News};
 
 /// A signal that reached dlock.
@@ -25,7 +25,7 @@ pub struct Caught {
 pub enum Happening {
     Signal(Caught),
     Keeper(News),
-    Guardian(Report),
+    Guardian(GuardianEvent),
     GuardianGone,
     /// The instant that was asked for has come.
     Due,
@@ -124,7 +124,12 @@ fn is_ignored(signal: Signal) -> bool {
 
 /// Waits for whatever comes first. Signals come before everything else: a run must not start in the
 /// moment it is told to stop.
-pub fn next(signals: &Signals, guardian: &Guardian, keeper: &mut Keeper, due: Option<Instant>) -> Result<Happening> {
+pub fn next(
+    signals: &Signals,
+    guardian: &mut Guardian,
+    keeper: &mut Keeper,
+    due: Option<Instant>,
+) -> Result<Happening> {
     loop {
         if let Some(caught) = signals.next() {
             return Ok(Happening::Signal(caught));

@@ -16,6 +16,7 @@ use crate::backend::{
 use crate::clock;
 use crate::config::Examination;
 use crate::exit::{Exit, Fault};
+use crate::guardian::priority::{self, Priority};
 use crate::lock::{Identity, LockState, Mode, State, Term};
 use crate::report::{causes, describe, print};
 
@@ -56,7 +57,10 @@ pub fn doctor(order: &Examination) -> Result<Exit> {
         Ok(())
     })?;
     let (slowness, clock) = (report.slowness(order), report.clock_offset());
-    report.checkup.findings.extend([Some(process_table()), slowness, clock].into_iter().flatten());
+    report
+        .checkup
+        .findings
+        .extend([Some(process_table()), Some(guardian_priority()), slowness, clock].into_iter().flatten());
     print(if order.json { report.as_json(order) } else { report.as_text(order) })?;
     Ok(match report.worst() {
         Verdict::Broken => report.broken.unwrap_or(Fault::Unreachable.exit()),
@@ -197,6 +201,19 @@ impl Report {
     fn worst(&self) -> Verdict {
         self.checkup.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Fine)
     }
+}
+
+/// No weakness by itself: the guardian measures how fast it is, and begins earlier where it is slow.
+fn guardian_priority() -> Finding {
+    let what = match priority::possible() {
+        Priority::RealTime => "the guardian may have real-time priority",
+        Priority::Nice => "the guardian may have priority before ordinary processes (nice -20), but not real-time",
+        Priority::Ordinary => {
+            "the guardian has ordinary priority (only root or CAP_SYS_NICE may raise it): on a starved machine it ends \
+             a command earlier before the lease ends"
+        }
+    };
+    Finding::fine("guardian-priority", what)
 }
 
 /// The guardian finds the processes of a command in /proc, and ends none that it does not find.

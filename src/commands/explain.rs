@@ -8,6 +8,7 @@ use anyhow::Result;
 use crate::clock::Instant;
 use crate::config::Job;
 use crate::exit::Exit;
+use crate::guardian::priority::{self, Priority};
 use crate::lock::Term;
 use crate::report::print;
 
@@ -29,15 +30,24 @@ fn text(job: &Job) -> Result<String> {
     out += &row(zero, "the request that sets the lease is sent");
     out += &row(zero + terms.renew_every(), "renewal, again and again if it fails");
     out += &row(zero + terms.renew_every() + terms.attempt(), "that attempt counts as unanswered");
-    out += &row(at.term, &format!("{} to every process of the command", signal_name(job.signal)));
-    out += &row(at.kill, "SIGKILL to every process of the command");
+    out += &row(at.signal_at, &format!("{} to every process of the command", signal_name(job.signal)));
+    out += &row(at.kill_at, "SIGKILL to every process of the command");
     out += &row(at.end, "the lock is not claimed any more");
     out += &row(zero + terms.ttl, "the lease ends on the server");
+    let early = "SIGKILL comes earlier where the guardian finds that it needs more time";
+    writeln!(out, "\nthe guardian has {}; {early}", guardian_priority())?;
     writeln!(out, "\nsettings:")?;
     for one in &job.explained {
         writeln!(out, "  {:<20} {:<20} {}", one.key, one.value, one.source)?;
     }
     Ok(out)
+}
+
+fn guardian_priority() -> String {
+    match priority::possible() {
+        Priority::Ordinary => "ordinary priority (only root or CAP_SYS_NICE may raise it)".to_owned(),
+        raised => format!("{raised} priority"),
+    }
 }
 
 fn signal_name(signal: i32) -> String {

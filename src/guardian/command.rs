@@ -1,25 +1,24 @@
-//! The command's process, from clone to exec. Everything that can be made ready before the grant is, so that next to no
+//! The command's process, from fork to exec. Everything that can be made ready before the grant is, so that next to no
 //! time passes between the grant and the command.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc;
-use nix::sched::{CloneFlags, clone};
 use nix::sys::prctl;
-use nix::sys::signal::{
-    SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, kill, killpg, sigaction, sigprocmask,
-};
-use nix::unistd::{Pid, execvpe, getpgid, getpid, getppid, setpgid};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
+use nix::unistd::{ForkResult, Pid, execvpe, fork, getpgid, getpid, getppid, pipe2, setpgid};
 
-use super::tree;
-
-/// What exec and its search along the PATH need, and what of it is needed in any case.
-const STACK: usize = 128 * 1024;
-const FIRST_USED: usize = 8 * 1024;
+use super::priority::Scheduling;
+use super::tree::Tree;
+use crate::clock::Instant;
 
 /// What is needed to run the command as if dlock were not there.
 #[derive(Clone, Debug)]
@@ -44,38 +43,61 @@ pub struct Command {
     /// The process group it shares with others, unless it has one of its own.
     joined: Option<Pid>,
     ignores_children: bool,
-    /// What the process works on until it is another program. The part that is used first is there already.
-    stack: Vec<u8>,
+    /// How dlock was scheduled, if the guardian is not.
+    scheduling: Option<Scheduling>,
+    /// Closed by execve(2), or told why that failed.
+    exec_result: Option<File>,
+    exec_failed: Option<OwnedFd>,
     pid: Option<Pid>,
+    /// The kernel may give its process id, which is that of its group, to somebody else.
+    reaped: bool,
 }
 
 impl Command {
-    pub fn new(plan: &Plan) -> Result<Command> {
+    pub fn new(plan: &Plan, scheduling: Option<Scheduling>) -> Result<Command> {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
         let Plan { mask, group: joined, ignores_children, .. } = *plan;
-        let mut stack = vec![0; STACK];
-        stack[STACK - FIRST_USED..].fill(1);
-        Ok(Command { argv, environment, mask, joined, ignores_children, stack, pid: None })
+        let (result, failed) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).context("pipe")?;
+        let (exec_result, exec_failed) = (Some(File::from(result)), Some(failed));
+        Ok(Command {
+            argv,
+            environment,
+            mask,
+            joined,
+            ignores_children,
+            scheduling,
+            exec_result,
+            exec_failed,
+            pid: None,
+            reaped: false,
+        })
     }
 
-    /// Starts the command. An error is why it could not be executed: its process has ended then, if there was one.
+    /// Starts the command. Whether it could be executed is heard by [`exec_result`](Self::exec_result): a program on a
+    /// dead disk must not hold us up. An error: there is not even a process.
     pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<(), Errno> {
         put(&mut self.environment, variables);
         let guardian = getpid();
-        let mut failed = None;
-        let mut stack = std::mem::take(&mut self.stack);
-        let become_command = Box::new(|| {
-            failed = Some(self.exec(guardian));
-            127
-        });
-        let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-        // SAFETY: like vfork(2). The child works in our memory, on a stack of its own, while we are suspended until
-        // it has executed the command or ended; we have no other thread, and every signal is blocked.
-        let pid = unsafe { clone(become_command, &mut stack, flags, Some(libc::SIGCHLD)) };
-        self.pid = Some(pid?);
-        failed.map_or(Ok(()), Err)
+        let failed = self.exec_failed.take();
+        // SAFETY: there is one thread, so the child is a complete process.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => {
+                // In both processes, so that no signal to the group comes too early.
+                let _ = setpgid(child, self.joined.unwrap_or(child));
+                self.pid = Some(child);
+                Ok(())
+            }
+            ForkResult::Child => {
+                let errno = self.exec(guardian);
+                if let Some(failed) = failed {
+                    let _ = File::from(failed).write_all(&(errno as i32).to_ne_bytes());
+                }
+                // SAFETY: ends this process without running what dlock had registered.
+                unsafe { libc::_exit(127) }
+            }
+        }
     }
 
     /// Runs in the child. Returns only if exec failed.
@@ -85,6 +107,9 @@ impl Command {
         let _ = prctl::set_pdeathsig(Signal::SIGKILL);
         if getppid() != guardian {
             return Errno::ESRCH;
+        }
+        if let Some(scheduling) = &self.scheduling {
+            scheduling.apply();
         }
         // Rust ignores SIGPIPE for itself; a command that is piped into head(1) must not.
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
@@ -102,35 +127,55 @@ impl Command {
         }
     }
 
+    /// Readable when it is known whether the command could be executed.
+    pub fn awaited(&self) -> Option<BorrowedFd<'_>> {
+        self.exec_result.as_ref().filter(|_| self.pid.is_some()).map(AsFd::as_fd)
+    }
+
+    /// Why the command could not be executed, once that is known; heard once.
+    pub fn exec_result(&mut self) -> Option<i32> {
+        let mut errno = [0; 4];
+        match self.exec_result.as_ref()?.read(&mut errno) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            read => {
+                self.exec_result = None;
+                (read.ok()? == errno.len()).then(|| i32::from_ne_bytes(errno))
+            }
+        }
+    }
+
     pub fn is(&self, pid: Pid) -> bool {
-        self.pid == Some(pid)
+        self.pid == Some(pid) && !self.reaped
     }
 
-    pub fn has_process(&self) -> bool {
-        self.pid.is_some()
+    pub fn note_reaped(&mut self) {
+        self.reaped = true;
     }
 
-    /// Passes a signal on to the command's process group, or to our part of a group that others are in too.
-    pub fn signal(&self, signal: i32) {
+    /// The process group that is the command's alone, while its first process keeps others from getting that number.
+    fn own_group(&self) -> Option<Pid> {
+        self.pid.filter(|_| self.joined.is_none() && !self.reaped)
+    }
+
+    /// Passes a signal on to the command's process group, or to our part of a group that others are or may be in.
+    pub fn signal(&self, signal: i32, tree: &Tree) {
         let (Ok(signal), Some(pid)) = (Signal::try_from(signal), self.pid) else { return };
-        match self.joined {
-            None => drop(killpg(pid, signal)),
-            Some(group) => tree::signal_all(signal, |pid| getpgid(Some(pid)) == Ok(group)),
+        let group = self.joined.unwrap_or(pid);
+        match self.own_group() {
+            Some(group) => drop(killpg(group, signal)),
+            None => tree.signal_selected(signal, |pid| getpgid(Some(pid)) == Ok(group)),
         }
     }
 
-    /// To every process below us, once: its own group in one step, so that none that is being born is missed, and whoever
-    /// has left the group.
-    pub fn signal_everything(&self, signal: Signal) {
-        let own_group = self.pid.filter(|_| self.joined.is_none());
-        let elsewhere = |pid: &Pid| own_group.is_none_or(|group| getpgid(Some(*pid)) != Ok(group));
-        // Before the first is told: see `tree::signal_all`.
-        let others: Vec<Pid> = tree::descendants().into_iter().filter(elsewhere).collect();
-        if let Some(group) = own_group {
-            let _ = killpg(group, signal);
-        }
-        for pid in others {
-            let _ = kill(pid, signal);
+    /// To every process below us, once; and then SIGCONT, since a stopped process would not see it.
+    pub fn signal_everything(&self, signal: Signal, tree: &Tree, until: Instant) {
+        tree.signal_all(&[signal, Signal::SIGCONT], self.own_group(), until);
+    }
+
+    /// In one step, before anything is looked for.
+    pub fn kill_own_group(&self) {
+        if let Some(group) = self.own_group() {
+            let _ = killpg(group, Signal::SIGKILL);
         }
     }
 }

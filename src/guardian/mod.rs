@@ -7,12 +7,14 @@
 
 mod apart;
 mod command;
+mod pace;
+pub mod priority;
 mod terminal;
 mod tree;
 mod watch;
 mod wire;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -20,23 +22,24 @@ use anyhow::{Context, Result};
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::timer::Timer;
-use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork, getsid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::backend::Lease;
-use crate::clock::Instant;
+use crate::clock::{self, Instant};
 use crate::config::Leftovers;
-use crate::exit::Fault;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
 pub use command::Plan;
+pub use pace::Pace;
 pub use terminal::Terminal;
-pub use wire::Report;
+use tree::{Proc, Tree};
+pub use wire::GuardianEvent;
 use wire::{Link, Order};
 
 /// How the guardian treats the command and what it leaves behind.
 #[derive(Debug)]
-pub struct Manners {
+pub struct GuardianOptions {
     pub name: LockName,
     pub signal: i32,
     pub leftovers: Leftovers,
@@ -49,8 +52,16 @@ pub struct Manners {
 pub struct Guardian {
     link: Link,
     pid: Pid,
+    /// The command's processes while the guardian lives, and once they are ours because it does not.
+    tree: Tree,
+    orphans: Tree,
+    /// How much time it needs, as far as it has told.
+    pace: Pace,
+    /// When an order to end the command must have been carried out.
+    ends_by: Option<Instant>,
+    helped_since: Option<Instant>,
     lingers: bool,
-    /// Told to go: nothing is to be heard of it any more.
+    /// Nothing is to be heard of it any more: told to go, or dead.
     retired: bool,
 }
 
@@ -58,24 +69,40 @@ pub struct Guardian {
 #[derive(Clone, Debug)]
 pub struct DeadlineLink(Link);
 
+/// What came of helping the guardian.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Helped {
+    Beside,
+    GuardianDead,
+}
+
+/// How long the guardian may take to carry out an order before dlock helps.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 impl Guardian {
     /// Forks the guardian, which then waits for [`start`](Self::start).
-    pub fn fork(plan: &Plan, manners: Manners) -> Result<Guardian> {
-        if !tree::can_be_seen() {
-            return Err(Fault::Internal.because(
-                "/proc does not show the processes of this pid namespace, so that a command's could not be found and ended; \
-                 mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
-            ));
-        }
+    pub fn fork(plan: &Plan, options: GuardianOptions) -> Result<Guardian> {
+        let proc = Proc::open()?;
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
         tree::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
+        let orphans = Tree::below_us(&proc)?.sparing_present()?;
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
-            ForkResult::Parent { child } => Ok(Guardian { link: ours, pid: child, lingers: false, retired: false }),
+            ForkResult::Parent { child } => Ok(Guardian {
+                link: ours,
+                pid: child,
+                tree: Tree::below(child, &proc)?,
+                orphans,
+                pace: Pace::default(),
+                ends_by: None,
+                helped_since: None,
+                lingers: false,
+                retired: false,
+            }),
             ForkResult::Child => {
-                drop(ours);
-                watch::watch(theirs, plan, manners);
+                drop((ours, orphans));
+                watch::watch(theirs, &proc, plan, options);
                 // SAFETY: ends this process without running what dlock had registered.
                 unsafe { libc::_exit(0) }
             }
@@ -84,14 +111,14 @@ impl Guardian {
 
     /// Runs the command under the deadlines of a lease.
     pub fn start(&mut self, lease: &Lease, deadlines: Deadlines, variables: BTreeMap<String, String>) -> Result<()> {
-        let (term, kill) = (deadlines.term.as_nanos(), deadlines.kill.as_nanos());
-        self.link.send(&Order::Start { variables, term, kill }, &lease.descriptors)
+        let start = Order::Start { variables, deadlines, sent: clock::now() };
+        self.link.send(&start, &lease.descriptors).context("the guardian process is gone")
     }
 
-    /// Runs the command under somebody else's lease, who sees to its end.
+    /// Runs the command under the lease of a run around this one, whose guardian sees to its end.
     pub fn start_without_lease(&mut self, variables: BTreeMap<String, String>) -> Result<()> {
-        let never = Instant::NEVER.as_nanos();
-        self.link.send(&Order::Start { variables, term: never, kill: never }, &[])
+        let start = Order::Start { variables, deadlines: Deadlines::NEVER, sent: clock::now() };
+        self.link.send(&start, &[]).context("the guardian process is gone")
     }
 
     /// Where the keeper pushes the deadlines.
@@ -105,16 +132,49 @@ impl Guardian {
     }
 
     /// Ends the command: the first signal now, SIGKILL after `grace`.
-    pub fn end(&self, grace: Duration) {
-        let grace = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
+    pub fn end(&mut self, grace: Duration) {
+        let ends_by = clock::now() + grace + PATIENCE;
+        self.ends_by = Some(self.ends_by.map_or(ends_by, |earlier| earlier.min(ends_by)));
         let _ = self.link.send(&Order::End { grace }, &[]);
+    }
+
+    /// When dlock has to [`help`](Self::help), unless all is over before.
+    pub fn backstop(&self, deadlines: Option<Deadlines>) -> Option<Instant> {
+        let of_lease = deadlines.map(|deadlines| deadlines.with_margin(self.pace.margin()).backstop());
+        [of_lease, self.ends_by].into_iter().flatten().min()
+    }
+
+    /// Kills the command's processes beside a guardian that is late: it may be stopped, starved, or have much to do.
+    /// It goes on, since it is the one that reaps them and knows when it is over; we come back soon.
+    pub fn help(&mut self) -> Helped {
+        const SOON: Duration = Duration::from_millis(20);
+        const ROUNDS: usize = 8;
+        const LONGEST: Duration = Duration::from_secs(5);
+        let dead = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        if !matches!(waitid(Id::Pid(self.pid), dead), Ok(WaitStatus::StillAlive)) {
+            return Helped::GuardianDead;
+        }
+        let _ = kill(self.pid, Signal::SIGCONT);
+        let mut known = HashSet::new();
+        for _ in 0..ROUNDS {
+            if self.tree.kill_all(&mut known).fresh == 0 {
+                break;
+            }
+        }
+        let since = *self.helped_since.get_or_insert_with(clock::now);
+        if since.elapsed() > LONGEST && self.tree.living() == 0 {
+            // It cannot be woken, and there is nothing left that it could guard.
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
+        self.ends_by = Some(clock::now() + SOON);
+        Helped::Beside
     }
 
     /// Leaves the guardian behind to keep the lock's descriptors for as long as they are wanted.
     pub fn linger(&mut self, lease: &Lease, until: Instant) {
         if !lease.descriptors.is_empty() {
             self.lingers = true;
-            let _ = self.link.send(&Order::Linger { until: until.as_nanos() }, &lease.descriptors);
+            let _ = self.link.send(&Order::Linger { until }, &lease.descriptors);
         }
     }
 
@@ -147,14 +207,20 @@ impl Guardian {
         let _ = waitpid(self.pid, None);
     }
 
-    /// Readable when there is a report.
+    /// Readable when there is news of it.
     pub fn reports(&self) -> Option<BorrowedFd<'_>> {
         (!self.retired).then(|| self.link.as_fd())
     }
 
-    /// The next report; `None` if the guardian is gone, which is not meant to happen.
-    pub fn receive(&self) -> Result<Option<Report>> {
-        Ok(self.link.receive()?.map(|(report, _)| report))
+    /// The next event; `None` if the guardian is gone, which is not meant to happen.
+    pub fn receive(&mut self) -> Result<Option<GuardianEvent>> {
+        let received = self.link.receive()?.map(|(event, _)| event);
+        match &received {
+            Some(GuardianEvent::Pace(pace) | GuardianEvent::Outgrown(pace)) => self.pace = *pace,
+            Some(_) => {}
+            None => self.retired = true,
+        }
+        Ok(received)
     }
 
     /// Leaves everything to the guardian, as our own end would, and waits until it has done its duty.
@@ -164,16 +230,16 @@ impl Guardian {
         let _ = waitpid(self.pid, None);
     }
 
-    /// Does the guardian's duty when it cannot: makes sure that it is dead, and every process below it.
-    pub fn replace(&mut self) {
-        self.retire();
-        tree::end_all(getsid(None).ok(), |_, _| ());
+    /// Does the guardian's duty once it is dead: ends every process of the command, which are our children now.
+    /// `refused` hears of those that we may not signal.
+    pub fn replace(&mut self, mut refused: impl FnMut(&[(String, i32)])) {
+        self.retired = true;
+        self.orphans.end_all(|_, _| (), |processes| refused(processes));
     }
 }
 
 impl DeadlineLink {
     pub fn push(&self, deadlines: Deadlines) {
-        let (term, kill) = (deadlines.term.as_nanos(), deadlines.kill.as_nanos());
-        let _ = self.0.send(&Order::Extend { term, kill }, &[]);
+        let _ = self.0.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
     }
 }

@@ -1,17 +1,35 @@
-//! Every process below this one: found through /proc, signalled, and ended until the kernel says that
-//! there is none.
+//! Every process below one process, the root of the tree: found through /proc, signalled, and ended until the kernel
+//! says that there is none.
 //!
-//! A process cannot leave the tree: whoever made itself the subreaper inherits every orphan, also those
-//! that called setsid(2) and forked twice. A walk can still miss one that is being born, so ending is
-//! repeated until waitpid(2) answers ECHILD. That answer is the proof of death.
+//! A process does not leave the tree: whoever made itself the subreaper inherits every orphan, also those that called
+//! setsid(2) and forked twice. (The one exception is out of reach: a process that enters another pid namespace, as with
+//! `nsenter -p`, and daemonises there becomes a child of that namespace's init.)
+//!
+//! A walk can miss a process that is being born, so ending is repeated until waitpid(2) answers ECHILD. That answer is
+//! the proof of death. What a walk cannot read it does not take for "no children".
+//!
+//! All that is needed at the end is opened at the beginning: /proc may be unmounted, and the limit of open files may be
+//! lowered meanwhile. The root's own list of children needs no new descriptor, and is enough by itself: when a process
+//! dies, its children come to the root, and so into this list. Going down further only saves time.
 
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::{Context, Result};
+use nix::dir::Dir;
 use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::libc;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::{Pid, getpgid, getpid, getsid};
+use nix::sys::stat::{Mode, fstatat};
+use nix::unistd::{Pid, getpgid, getpid};
 
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
 use crate::mutant::{self, Mutant};
 
 /// What the kernel has to say about our children.
@@ -28,15 +46,8 @@ pub fn adopt_orphans() -> nix::Result<()> {
     nix::sys::prctl::set_child_subreaper(true)
 }
 
-/// Whether /proc shows our own processes: not if it is missing, or that of another pid namespace.
-pub fn can_be_seen() -> bool {
-    let myself = std::fs::read_link("/proc/self").ok();
-    myself.is_some_and(|link| link.as_os_str() == getpid().to_string().as_str())
-        && std::fs::File::open("/proc/thread-self/children").is_ok()
-}
-
-/// Asks for the next news of a child. nix's own function would do, if it did not take a death of a real-time signal
-/// for an error, and the child for reaped all the same.
+/// Asks for the next news of a child. nix's own function takes a death by a real-time signal for an error, although the
+/// child is reaped.
 pub fn next_news(flags: i32) -> Children {
     loop {
         let mut status = 0;
@@ -54,94 +65,274 @@ pub fn next_news(flags: i32) -> Children {
     }
 }
 
-/// All descendants of this process, dead ones that nobody has reaped included.
-pub fn descendants() -> Vec<Pid> {
-    let mut found = children(getpid());
-    let mut looked_at = 0;
-    while let Some(&parent) = found.get(looked_at) {
-        found.extend(children(parent));
-        looked_at += 1;
+/// The directory /proc as it was at the start, whatever becomes of the mount.
+#[derive(Clone, Debug)]
+pub struct Proc(Arc<OwnedFd>);
+
+impl Proc {
+    /// Refuses a /proc that is missing, or that of another pid namespace.
+    pub fn open() -> Result<Proc> {
+        let open = || -> nix::Result<Proc> {
+            let root =
+                nix::fcntl::open("/proc", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+            let myself = readlinkat(&root, "self")?;
+            let shows_us = myself.to_str() == Some(&getpid().to_string());
+            let proc = Proc(Arc::new(root));
+            if shows_us { proc.children_list(getpid()).map(|_| proc) } else { Err(Errno::ENOENT) }
+        };
+        open().map_err(|_| {
+            Fault::Internal.because(
+                "/proc does not show the processes of this pid namespace, so that a command's could not be found and \
+                 ended; mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
+            )
+        })
     }
-    found
+
+    fn open_file(&self, path: &str) -> nix::Result<File> {
+        let fd = openat(self.0.as_fd(), path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(File::from(fd))
+    }
+
+    /// The list of a process's children that its main thread has, or has inherited.
+    fn children_list(&self, pid: Pid) -> nix::Result<File> {
+        self.open_file(&format!("{pid}/task/{pid}/children"))
+    }
+
+    /// The children of a process, dead ones that nobody has reaped included. An error means: not known.
+    fn children(&self, parent: Pid) -> nix::Result<Vec<Pid>> {
+        let found = self.children_of_threads(parent);
+        // It has ended meanwhile: its children have gone to the root.
+        if matches!(found, Err(Errno::ENOENT | Errno::ESRCH)) { Ok(Vec::new()) } else { found }
+    }
+
+    fn children_of_threads(&self, parent: Pid) -> nix::Result<Vec<Pid>> {
+        const OF_ONE_THREAD: u64 = 3;
+        let tasks = format!("{parent}/task");
+        if fstatat(self.0.as_fd(), tasks.as_str(), AtFlags::empty())?.st_nlink == OF_ONE_THREAD {
+            return read_pids(&mut self.children_list(parent)?);
+        }
+        let mut found = Vec::new();
+        let directory = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        for thread in Dir::openat(self.0.as_fd(), tasks.as_str(), directory, Mode::empty())?.iter() {
+            let thread = thread?;
+            let Some(thread) = thread.file_name().to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
+            match self.open_file(&format!("{tasks}/{thread}/children")) {
+                Ok(mut list) => found.extend(read_pids(&mut list)?),
+                Err(Errno::ENOENT | Errno::ESRCH) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_zombie(&self, pid: Pid) -> bool {
+        let mut stat = String::new();
+        let read = self.open_file(&format!("{pid}/stat")).map(|mut file| file.read_to_string(&mut stat));
+        match read {
+            // `pid (name) S …`, where the name may hold anything, parentheses included.
+            Ok(_) => stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X'])),
+            Err(error) => matches!(error, Errno::ENOENT | Errno::ESRCH),
+        }
+    }
+
+    /// What `ps` calls it, for messages.
+    fn name(&self, pid: Pid) -> String {
+        let mut name = String::new();
+        let _ = self.open_file(&format!("{pid}/comm")).map(|mut file| file.read_to_string(&mut name));
+        name.trim_end().to_owned()
+    }
 }
 
-/// Sends a signal to every descendant that `which` selects. All are found before the first is told: one that dies of it
-/// would hide its children from the search.
-pub fn signal_all(signal: Signal, which: impl Fn(Pid) -> bool) {
-    for pid in descendants().into_iter().filter(|pid| which(*pid)) {
-        let _ = kill(pid, signal);
+fn read_pids(list: &mut File) -> nix::Result<Vec<Pid>> {
+    let mut text = String::new();
+    list.read_to_string(&mut text).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect())
+}
+
+/// One walk over the tree.
+#[derive(Debug, Default)]
+pub struct Sweep {
+    pub found: usize,
+    /// Found for the first time.
+    pub fresh: usize,
+    /// May not be signalled by us.
+    pub refused: Vec<Pid>,
+}
+
+impl Sweep {
+    /// Says how many of these are new. The process group that one leads dies with it: in one step, so that nothing is
+    /// born into it meanwhile.
+    fn kill(&mut self, pids: &[Pid], known: &mut HashSet<Pid>) -> usize {
+        let mut fresh = 0;
+        for &pid in pids {
+            let _ = killpg(pid, Signal::SIGKILL);
+            if kill(pid, Signal::SIGKILL) == Err(Errno::EPERM) {
+                self.refused.push(pid);
+            }
+            fresh += usize::from(known.insert(pid));
+        }
+        self.fresh += fresh;
+        fresh
     }
 }
 
-/// How many descendants live, not counting those that only wait to be reaped.
-pub fn living() -> usize {
-    descendants().into_iter().filter(|pid| !is_zombie(*pid)).count()
+#[derive(Debug)]
+pub struct Tree {
+    proc: Proc,
+    top: File,
+    /// Children of the root that are none of the command's: a job that was started before `exec dlock`.
+    spared: HashSet<Pid>,
 }
 
-/// Ends every descendant and returns only when there is none. Others than descendants are only in the session `shared`.
-/// `reaped` sees each direct child's status.
-pub fn end_all(shared: Option<Pid>, mut reaped: impl FnMut(Pid, i32)) {
-    const SHORTEST: Duration = Duration::from_micros(200);
-    if mutant::is(Mutant::NoSigkill) {
-        return;
+impl Tree {
+    pub fn below(root: Pid, proc: &Proc) -> Result<Tree> {
+        let top = proc.children_list(root).context("cannot watch the processes of the command in /proc")?;
+        Ok(Tree { proc: proc.clone(), top, spared: HashSet::new() })
     }
-    let mut pause = SHORTEST;
-    loop {
-        // No more dead are collected than there were before the living are looked for again: whoever forks as fast as it
-        // dies must not keep us busy with its dead.
-        let found = kill_all(shared);
-        let mut quiet = false;
-        for _ in 0..=found {
-            match next_news(0) {
-                Children::Changed(pid, status) => reaped(pid, status),
-                Children::None => return,
-                Children::Quiet => {
-                    quiet = true;
+
+    pub fn below_us(proc: &Proc) -> Result<Tree> {
+        Tree::below(getpid(), proc)
+    }
+
+    /// Leaves those alone that are there now.
+    pub fn sparing_present(mut self) -> Result<Tree> {
+        self.spared = self.top()?.into_iter().collect();
+        Ok(self)
+    }
+
+    fn top(&self) -> nix::Result<Vec<Pid>> {
+        let mut list = &self.top;
+        let gone = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+        list.seek(SeekFrom::Start(0)).map_err(gone)?;
+        let mut text = String::new();
+        list.read_to_string(&mut text).map_err(gone)?;
+        let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw);
+        Ok(pids.filter(|pid| !self.spared.contains(pid)).collect())
+    }
+
+    /// All processes below the root that can be found, dead ones that nobody has reaped included.
+    pub fn descendants(&self) -> Vec<Pid> {
+        self.descendants_while(|| true)
+    }
+
+    fn descendants_while(&self, there_is_time: impl Fn() -> bool) -> Vec<Pid> {
+        let mut found = self.top().unwrap_or_default();
+        let mut looked_at = 0;
+        while let Some(&parent) = found.get(looked_at).filter(|_| there_is_time()) {
+            found.extend(self.proc.children(parent).unwrap_or_default());
+            looked_at += 1;
+        }
+        found
+    }
+
+    /// Sends a signal to every descendant that `which` selects. All are found before the first is signalled: one that
+    /// dies of it would hide its children from the search.
+    pub fn signal_selected(&self, signal: Signal, which: impl Fn(Pid) -> bool) {
+        for pid in self.descendants().into_iter().filter(|pid| which(*pid)) {
+            let _ = kill(pid, signal);
+        }
+    }
+
+    /// Sends these signals, one after the other, to every descendant, and first to `group`, whose members get them in one
+    /// step. Stops at `until`, when something else is more urgent.
+    pub fn signal_all(&self, signals: &[Signal], group: Option<Pid>, until: Instant) {
+        let elsewhere = |pid: &Pid| group.is_none_or(|group| getpgid(Some(*pid)) != Ok(group));
+        let others: Vec<Pid> = self.descendants().into_iter().filter(elsewhere).collect();
+        for signal in signals {
+            let _ = group.map(|group| killpg(group, *signal));
+            for pid in others.iter().take_while(|_| !until.has_passed()) {
+                let _ = kill(*pid, *signal);
+            }
+        }
+    }
+
+    /// How many descendants live, not counting those that only wait to be reaped.
+    pub fn living(&self) -> usize {
+        self.descendants().into_iter().filter(|pid| !self.proc.is_zombie(*pid)).count()
+    }
+
+    /// What one walk takes now, and how many processes it finds. Ends when it has taken `too_long`.
+    pub fn measure(&self, too_long: impl Fn(Duration) -> bool) -> (Duration, usize) {
+        let began = clock::now();
+        let found = self.descendants_while(|| !too_long(began.elapsed())).len();
+        (began.elapsed(), found)
+    }
+
+    /// One round of SIGKILL. First the root's children, again and again while there are new ones, since that costs next
+    /// to nothing: daemons are among them, and the children of whoever dies become so. Then whoever is further down, and
+    /// has to be searched for. Each process is killed as soon as it is found, before it can go on forking.
+    pub fn kill_all(&self, known: &mut HashSet<Pid>) -> Sweep {
+        const AGAIN: usize = 16;
+        let mut sweep = Sweep::default();
+        let mut top = Vec::new();
+        for _ in 0..AGAIN {
+            top = self.top().unwrap_or_default();
+            if sweep.kill(&top, known) == 0 {
+                break;
+            }
+        }
+        sweep.found = top.len();
+        let mut families: Vec<Pid> = top;
+        while let Some(parent) = families.pop() {
+            let family = self.proc.children(parent).unwrap_or_default();
+            sweep.kill(&family, known);
+            sweep.found += family.len();
+            families.extend(family);
+        }
+        sweep
+    }
+
+    /// Ends every descendant, which are all ours to reap, and returns only when there is none. `reaped` sees each direct
+    /// child's status; `refused` hears of processes that we may not signal, which are waited for.
+    pub fn end_all(&mut self, mut reaped: impl FnMut(Pid, i32), mut refused: impl FnMut(&[(String, i32)])) {
+        const SHORTEST: Duration = Duration::from_micros(200);
+        // The dead count against the user's limit of processes for as long as they are not reaped, so a fork bomb comes
+        // to a halt. Without such a limit they must not pile up for ever.
+        const ROUNDS: usize = 8;
+        if mutant::is(Mutant::NoSigkill) {
+            return;
+        }
+        let mut known = HashSet::new();
+        let mut told = HashSet::new();
+        let mut pause = SHORTEST;
+        loop {
+            let mut sweep = self.kill_all(&mut known);
+            for _ in 1..ROUNDS {
+                if sweep.fresh == 0 {
                     break;
                 }
+                sweep = self.kill_all(&mut known);
             }
-            pause = SHORTEST;
-        }
-        if quiet {
-            std::thread::sleep(pause);
-            // A process that cannot be killed (setuid, or in the depths of a dead disk) is waited for.
-            pause = (pause * 2).min(Duration::from_millis(20));
-        }
-    }
-}
-
-/// One round of it; says how many it found. The youngest of a family come first, since the others may be dead already.
-/// Each is killed as soon as it is found, before it can go on forking, and its process group with it, where nobody else
-/// can be in that: a group dies in one step, and what it is giving birth to is not born.
-fn kill_all(shared: Option<Pid>) -> usize {
-    let (mut families, mut found) = (vec![getpid()], 0);
-    while let Some(parent) = families.pop() {
-        let offspring = children(parent);
-        for &child in offspring.iter().rev() {
-            let apart = getsid(Some(child)).is_ok_and(|session| Some(session) != shared);
-            match getpgid(Some(child)) {
-                Ok(group) if group.as_raw() > 1 && (apart || group == child) => drop(killpg(group, Signal::SIGKILL)),
-                _ => drop(kill(child, Signal::SIGKILL)),
+            sweep.refused.retain(|pid| told.insert(*pid));
+            if !sweep.refused.is_empty() {
+                let named: Vec<_> = sweep.refused.iter().map(|pid| (self.proc.name(*pid), pid.as_raw())).collect();
+                refused(&named);
+            }
+            // No more dead are collected than there were found, before the living are looked for again.
+            let mut quiet = false;
+            for _ in 0..=sweep.found {
+                match next_news(0) {
+                    Children::Changed(pid, status) => {
+                        known.remove(&pid);
+                        self.spared.remove(&pid);
+                        reaped(pid, status);
+                    }
+                    Children::None => return,
+                    Children::Quiet => {
+                        quiet = true;
+                        break;
+                    }
+                }
+                pause = SHORTEST;
+            }
+            if quiet && !self.spared.is_empty() && self.top().is_ok_and(|left| left.is_empty()) {
+                return;
+            }
+            if quiet {
+                std::thread::sleep(pause);
+                // A process that cannot be killed (setuid, or in the depths of a dead disk) is waited for.
+                pause = (pause * 2).min(Duration::from_millis(20));
             }
         }
-        found += offspring.len();
-        families.extend(offspring);
     }
-    found
-}
-
-fn children(parent: Pid) -> Vec<Pid> {
-    let mut found = Vec::new();
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{parent}/task")) else { return found };
-    for thread in threads.flatten() {
-        let list = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        found.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw));
-    }
-    found
-}
-
-fn is_zombie(pid: Pid) -> bool {
-    // `pid (name) S …`, where the name may hold anything, parentheses included.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }

@@ -1,7 +1,11 @@
 //! The guardian process: start, enforce, reap. One thread, one poll loop, a kernel timer on
-//! CLOCK_BOOTTIME. It has no idea of locks: it has two instants, which dlock can only push later, and
-//! the duty that no process of the command outlives the second one, or dlock.
+//! CLOCK_BOOTTIME. It has no idea of locks: it has deadlines, which dlock can only push later, and
+//! the duty that no process of the command outlives the last one, or dlock.
+//!
+//! It also watches itself: at every renewal, and when none comes at half of the time that is left, it measures how late
+//! it is and how long a walk over the tree takes. SIGKILL then comes so much earlier.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -15,15 +19,18 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timer::Timer;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::unistd::{Pid, getsid, setpgid};
+use nix::unistd::{Pid, setpgid};
 
-use super::Manners;
+use super::GuardianOptions;
 use super::apart;
 use super::command::{Command, Plan};
-use super::tree::{self, Children};
-use super::wire::{Link, Order, Report};
+use super::pace::Pace;
+use super::priority;
+use super::tree::{self, Children, Proc, Tree};
+use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
+use crate::lock::Deadlines;
 use crate::mutant::{self, Mutant};
 use crate::report::Event;
 
@@ -41,65 +48,88 @@ enum Stage {
 
 struct Watch {
     link: Link,
-    manners: Manners,
+    /// What dlock could not be told yet, because it is stopped.
+    unsent: VecDeque<GuardianEvent>,
+    options: GuardianOptions,
     timer: TimerFd,
-    children: SignalFd,
+    /// What the timer is set to.
+    armed: Instant,
+    /// SIGCHLD, and SIGCONT.
+    signals: SignalFd,
+    tree: Tree,
     command: Command,
     stage: Stage,
-    /// First signal and SIGKILL, as far as dlock has pushed them.
-    term: Instant,
-    kill: Instant,
+    /// As far as dlock has pushed them.
+    deadlines: Deadlines,
+    /// When they were pushed last.
+    extended: Instant,
+    pace: Pace,
+    /// The margin that dlock knows of.
+    told_margin: Duration,
+    measure_at: Instant,
     /// The command's own process has ended, or never was; its wait status, if it had one.
     ended: bool,
     status: Option<i32>,
     /// There may be more dead than were collected.
     unreaped: bool,
     leftovers: usize,
-    /// Where dlock and the command are, and others may be.
-    session: Option<Pid>,
     /// Keep the lock held for as long as this process lives, whatever becomes of dlock.
     descriptors: Vec<OwnedFd>,
 }
 
+/// What woke the guardian.
+struct Woken {
+    by_dlock: bool,
+    /// How late it is, if the timer woke it.
+    lateness: Option<Duration>,
+}
+
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, plan: &Plan, manners: Manners) {
+pub fn watch(link: Link, proc: &Proc, plan: &Plan, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = nix::sys::prctl::set_name(c"guardian");
     // Somebody may have stopped us: without dlock, we are needed.
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
-    if let Ok(mut watch) = Watch::begin(link, plan, manners) {
+    if let Ok(mut watch) = Watch::begin(link, proc, plan, options) {
         if watch.guard().is_err() {
-            tree::end_all(watch.session, |_, _| ());
+            watch.tree.end_all(|_, _| (), |_| ());
         }
         watch.let_go();
     }
 }
 
 impl Watch {
-    fn begin(link: Link, plan: &Plan, manners: Manners) -> Result<Watch> {
+    fn begin(link: Link, proc: &Proc, plan: &Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         tree::adopt_orphans()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let children = SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), flags)?;
+        let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
-        let command = Command::new(plan)?;
+        let tree = Tree::below_us(proc)?;
+        let (_, before) = priority::raise();
+        let command = Command::new(plan, before)?;
         Ok(Watch {
             link,
-            manners,
+            unsent: VecDeque::new(),
+            options,
             timer,
-            children,
+            armed: Instant::NEVER,
+            signals,
+            tree,
             command,
             stage: Stage::Waiting,
-            term: Instant::NEVER,
-            kill: Instant::NEVER,
+            deadlines: Deadlines::NEVER,
+            extended: clock::now(),
+            pace: Pace::default(),
+            told_margin: Duration::ZERO,
+            measure_at: Instant::NEVER,
             ended: false,
             status: None,
             unreaped: false,
             leftovers: 0,
-            session: getsid(None).ok(),
             descriptors: Vec::new(),
         })
     }
@@ -107,85 +137,142 @@ impl Watch {
     fn guard(&mut self) -> Result<()> {
         loop {
             self.arm()?;
-            let spoken_to = self.sleep()?;
-            while let Ok(Some(_)) = self.children.read_signal() {}
-            if spoken_to {
+            let woken = self.sleep()?;
+            let was_stopped = self.read_signals();
+            if woken.by_dlock {
                 match self.link.receive()? {
                     Some((Order::Linger { until }, descriptors)) => {
                         self.descriptors = descriptors;
-                        return self.linger(Instant::from_nanos(until));
+                        return self.linger(until);
                     }
-                    Some((order, descriptors)) => self.obey(order, descriptors)?,
+                    Some((order, descriptors)) => self.obey(order, descriptors, was_stopped),
                     None => {
                         self.dlock_is_gone();
                         return Ok(());
                     }
                 }
+            } else if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measure_at.has_passed()) {
+                self.measure(lateness);
             }
             // First: a command that forks without end must not keep us from it.
             self.enforce();
             self.reap();
+            self.flush();
         }
     }
 
-    /// Waits for dlock, for a child, or for the timer. Whether it was dlock.
-    fn sleep(&self) -> Result<bool> {
-        let [link, timer, children] = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()];
-        let mut fds = [link, timer, children].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    /// Waits for dlock, for a child, or for the timer.
+    fn sleep(&self) -> Result<Woken> {
+        let speak = if self.unsent.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT };
+        let mut fds = vec![
+            PollFd::new(self.link.as_fd(), speak),
+            PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+        ];
+        fds.extend(self.command.awaited().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let most = if self.unreaped { PollTimeout::ZERO } else { PollTimeout::NONE };
         match poll(&mut fds, most) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("poll"),
         }
-        Ok(fds[0].any().unwrap_or(false))
+        let by_dlock = fds[0].revents().is_some_and(|events| events.intersects(!PollFlags::POLLOUT));
+        let lateness = fds[1].any().unwrap_or(false).then(|| self.armed.elapsed());
+        Ok(Woken { by_dlock, lateness })
+    }
+
+    /// Children are looked after anyway. Whether somebody had stopped us: then we are late, but not slow.
+    fn read_signals(&self) -> bool {
+        let mut was_stopped = false;
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            was_stopped |= signal.ssi_signo == Signal::SIGCONT as u32;
+        }
+        was_stopped
+    }
+
+    /// The deadlines for a guardian as slow as this one.
+    fn due(&self) -> Deadlines {
+        self.deadlines.with_margin(self.pace.margin())
     }
 
     /// Sets the timer to the next instant at which there is something to do; setting it also clears an
     /// expiry that was acted on.
-    fn arm(&self) -> Result<()> {
-        let next = match self.stage {
+    fn arm(&mut self) -> Result<()> {
+        self.armed = match self.stage {
             Stage::Waiting => Instant::NEVER,
-            Stage::Running => self.term,
-            Stage::Ending(at) => at.min(self.kill),
-            Stage::Over => self.kill,
+            Stage::Running => self.due().signal_at.min(self.measure_at),
+            Stage::Ending(at) => at.min(self.due().kill_at),
+            Stage::Over => self.deadlines.kill_at,
         };
-        self.timer.set(once_at(next), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timerfd_settime")
+        self.timer.set(once_at(self.armed), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timerfd_settime")
     }
 
-    fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>) -> Result<()> {
+    fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>, was_stopped: bool) {
         match order {
-            Order::Start { variables, term, kill } => {
+            Order::Start { variables, deadlines, sent } => {
                 self.descriptors = descriptors;
-                (self.term, self.kill) = (Instant::from_nanos(term), Instant::from_nanos(kill));
-                if self.term.has_passed() {
+                self.deadlines = deadlines;
+                if self.due().signal_at.has_passed() {
                     self.stage = Stage::Over;
-                    self.report(&Report::TooLate);
+                    self.report(GuardianEvent::TooLate);
                 } else {
                     self.stage = Stage::Running;
-                    // An exec that hangs keeps us from our duty. At the deadline we die of it, and the child of that.
-                    let _ends_us = die_at(self.kill)?;
-                    let started = self.command.start(&variables);
-                    if let Err(errno) = started {
+                    self.extended = clock::now();
+                    let lateness = sent.elapsed();
+                    if let Err(errno) = self.command.start(&variables) {
                         // Without a process there is no end of one to wait for.
-                        self.ended = !self.command.has_process();
-                        self.report(&Report::NotStarted { errno: errno as i32 });
+                        self.ended = true;
+                        self.report(GuardianEvent::NotStarted { errno: errno as i32 });
                     }
+                    self.measure(lateness);
                     apart::begin_session();
                     // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
                     let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
                 }
             }
-            Order::Extend { term, kill } => {
-                self.term = self.term.max(Instant::from_nanos(term));
-                self.kill = self.kill.max(Instant::from_nanos(kill));
+            Order::Extend { deadlines, sent } => {
+                self.deadlines = self.deadlines.later_of(deadlines);
+                self.extended = clock::now();
+                self.measure(if was_stopped { Duration::ZERO } else { sent.elapsed() });
             }
-            Order::Signal(signal) => self.command.signal(signal),
+            Order::Signal(signal) => self.command.signal(signal, &self.tree),
             // Without a moment to heed it, a first signal could only do half of what it is for.
-            Order::End { grace: 0 } if matches!(self.stage, Stage::Running | Stage::Ending(_)) => self.end_everything(),
-            Order::End { grace } => self.first_signal(clock::now() + Duration::from_nanos(grace)),
+            Order::End { grace: Duration::ZERO } if matches!(self.stage, Stage::Running | Stage::Ending(_)) => {
+                self.end_everything();
+            }
+            Order::End { grace } => self.first_signal(clock::now() + grace),
             Order::Linger { .. } => {}
         }
-        Ok(())
+    }
+
+    /// Learns how much time killing would take now, and when to look again. That must not itself take more time than
+    /// there is.
+    fn measure(&mut self, lateness: Duration) {
+        const SOONEST: Duration = Duration::from_millis(50);
+        self.measure_at = Instant::NEVER;
+        if self.stage != Stage::Running || self.due().signal_at.has_passed() {
+            return;
+        }
+        let (before, deadlines) = (self.pace, self.deadlines);
+        let is_due = |walk| deadlines.with_margin(before.measured(lateness, walk, 0).margin()).signal_at.has_passed();
+        let (walk, processes) = self.tree.measure(is_due);
+        self.pace = before.measured(lateness, walk, processes);
+        let half = self.due().signal_at.remaining() / 2;
+        if half > SOONEST {
+            self.measure_at = clock::now() + half;
+        }
+        let margin = self.pace.margin();
+        let usual = self.deadlines.end.since(self.deadlines.kill_at);
+        let differs = margin.abs_diff(self.told_margin) > self.told_margin.max(usual) / 4;
+        if margin.max(self.told_margin) > usual && differs {
+            self.told_margin = margin;
+            self.report(GuardianEvent::Pace(self.pace));
+        }
+    }
+
+    /// Whether it is for our own slowness that a renewal did not come in time: it has taken half of the time there was.
+    fn has_outgrown_lease(&self) -> bool {
+        let (all, left) = (self.deadlines.signal_at, self.due().signal_at);
+        left.since(self.extended) < all.since(self.extended) / 2
     }
 
     /// Collects the dead, some at a time, and sees whether it is over.
@@ -203,15 +290,16 @@ impl Watch {
                 break;
             }
         }
+        self.hear_of_exec();
         if !self.ended || self.stage == Stage::Over {
             return;
         }
-        match self.manners.leftovers {
+        match self.options.leftovers {
             _ if all_dead => self.over(),
             // Told to go, the others have as much time for it as the command itself had.
             _ if self.stage != Stage::Running => {}
             Leftovers::Kill => {
-                self.leftovers = tree::living();
+                self.leftovers = self.tree.living();
                 self.end_everything();
             }
             Leftovers::Leave => self.over(),
@@ -221,9 +309,18 @@ impl Watch {
 
     fn note(&mut self, pid: Pid, status: i32) {
         match self.command.is(pid) {
-            true if libc::WIFSTOPPED(status) => self.report(&Report::Stopped),
-            true => (self.ended, self.status) = (true, Some(status)),
+            true if libc::WIFSTOPPED(status) => self.report(GuardianEvent::Stopped),
+            true => {
+                (self.ended, self.status) = (true, Some(status));
+                self.command.note_reaped();
+            }
             false => {}
+        }
+    }
+
+    fn hear_of_exec(&mut self) {
+        if let Some(errno) = self.command.exec_result() {
+            self.report(GuardianEvent::NotStarted { errno });
         }
     }
 
@@ -232,23 +329,25 @@ impl Watch {
         if mutant::is(Mutant::NoGuardian) {
             return;
         }
+        let due = self.due();
         match self.stage {
-            Stage::Running if self.kill.has_passed() => {
-                self.report(&Report::Expired);
-                self.end_everything();
+            Stage::Running if due.signal_at.has_passed() => {
+                let outgrown = self.has_outgrown_lease();
+                self.report(if outgrown { GuardianEvent::Outgrown(self.pace) } else { GuardianEvent::Expired });
+                if due.kill_at.has_passed() {
+                    self.end_everything();
+                } else {
+                    // A renewal that comes through now is too late: the command knows that it has to go.
+                    self.first_signal(due.kill_at);
+                }
             }
-            Stage::Running if self.term.has_passed() => {
-                self.report(&Report::Expired);
-                // A renewal that comes through now is too late: the command knows that it has to go.
-                self.first_signal(self.kill);
-            }
-            Stage::Ending(at) if at.min(self.kill).has_passed() => self.end_everything(),
+            Stage::Ending(at) if at.min(due.kill_at).has_passed() => self.end_everything(),
             _ => {}
         }
-        if self.stage == Stage::Over && self.kill.has_passed() {
+        if self.stage == Stage::Over && self.deadlines.kill_at.has_passed() {
             // dlock did not release in time: it is stopped, or stuck.
             self.let_go();
-            self.kill = Instant::NEVER;
+            self.deadlines = Deadlines::NEVER;
         }
     }
 
@@ -259,31 +358,34 @@ impl Watch {
             Stage::Ending(earlier) => self.stage = Stage::Ending(earlier.min(kill_at)),
             Stage::Running => {
                 self.stage = Stage::Ending(kill_at);
-                if let Ok(signal) = Signal::try_from(self.manners.signal) {
-                    self.command.signal_everything(signal);
+                if let Ok(signal) = Signal::try_from(self.options.signal) {
+                    self.command.signal_everything(signal, &self.tree, kill_at.min(self.due().kill_at));
                 }
-                // A stopped process would not see it.
-                tree::signal_all(Signal::SIGCONT, |_| true);
             }
             Stage::Waiting | Stage::Over => {}
         }
     }
 
     fn end_everything(&mut self) {
-        self.command.signal(Signal::SIGKILL as i32);
+        self.command.kill_own_group();
+        let Watch { tree, command, link, .. } = self;
         let mut ended = None;
-        tree::end_all(self.session, |pid, status| {
-            ended = Some((pid, status)).filter(|_| self.command.is(pid)).or(ended)
-        });
+        tree.end_all(
+            |pid, status| ended = Some((pid, status)).filter(|_| command.is(pid)).or(ended),
+            |refused| {
+                let _ = link.send(&GuardianEvent::Refused { processes: refused.to_vec() }, &[]);
+            },
+        );
         if let Some((pid, status)) = ended {
             self.note(pid, status);
         }
+        self.hear_of_exec();
         self.over();
     }
 
     fn over(&mut self) {
         self.stage = Stage::Over;
-        self.report(&Report::Empty { status: self.status, leftovers: self.leftovers });
+        self.report(GuardianEvent::Empty { status: self.status, leftovers: self.leftovers });
     }
 
     /// First the duty, then the word about it.
@@ -294,21 +396,37 @@ impl Watch {
         }
         self.let_go();
         if orphaned {
-            self.manners.voice.tell(&self.manners.name, &Event::Orphaned);
+            self.options.voice.tell(&self.options.name, &Event::Orphaned);
         }
     }
 
-    /// dlock may be gone; then nobody needs to know.
-    fn report(&self, report: &Report) {
-        let _ = self.link.send(report, &[]);
+    /// Tells dlock, now or when it listens again. What is only of interest while it is new is not kept twice.
+    fn report(&mut self, event: GuardianEvent) {
+        self.unsent.retain(|unsent| match event {
+            GuardianEvent::Stopped => !matches!(unsent, GuardianEvent::Stopped),
+            GuardianEvent::Pace(_) => !matches!(unsent, GuardianEvent::Pace(_)),
+            _ => true,
+        });
+        self.unsent.push_back(event);
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while let Some(event) = self.unsent.front() {
+            match self.link.send(event, &[]) {
+                Err(Errno::EAGAIN) => return,
+                // Where dlock is gone, nobody needs to know.
+                Ok(()) | Err(_) => drop(self.unsent.pop_front()),
+            }
+        }
     }
 
     /// Holds on to the lock after dlock has gone.
     fn linger(&mut self, until: Instant) -> Result<()> {
-        let own = [self.link.as_fd(), self.timer.as_fd(), self.children.as_fd()].map(|fd| fd.as_raw_fd());
+        let own = [self.link.as_fd(), self.timer.as_fd(), self.signals.as_fd()].map(|fd| fd.as_raw_fd());
         let kept: Vec<_> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).collect();
         apart::leave(&kept)?;
-        (self.manners.linger)(&self.descriptors, until);
+        (self.options.linger)(&self.descriptors, until);
         Ok(())
     }
 

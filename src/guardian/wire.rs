@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -15,33 +16,43 @@ use nix::sys::socket::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// From dlock to the guardian. Instants are nanoseconds on CLOCK_BOOTTIME.
+use super::pace::Pace;
+use crate::clock::Instant;
+use crate::lock::Deadlines;
+
+/// From dlock to the guardian.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Run the command with these variables added, under these deadlines. Descriptors that keep the lock
     /// held come along.
-    Start { variables: BTreeMap<String, String>, term: u64, kill: u64 },
+    Start { variables: BTreeMap<String, String>, deadlines: Deadlines, sent: Instant },
     /// The lease was renewed: deadlines only ever move later.
-    Extend { term: u64, kill: u64 },
+    Extend { deadlines: Deadlines, sent: Instant },
     /// Pass a signal on to the command.
     Signal(i32),
-    /// End the command: first signal now, SIGKILL after this many nanoseconds.
-    End { grace: u64 },
+    /// End the command: first signal now, SIGKILL after this time.
+    End { grace: Duration },
     /// The run is over; keep the descriptors for as long as they are wanted, without dlock. It should be until then.
-    Linger { until: u64 },
+    Linger { until: Instant },
 }
 
 /// From the guardian to dlock.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Report {
+pub enum GuardianEvent {
     /// The command was not started: execve(2) failed with this errno.
     NotStarted { errno: i32 },
     /// The lease was over before the command could be started.
     TooLate,
     /// The command has stopped, as by Ctrl-Z.
     Stopped,
+    /// SIGKILL has to come earlier than planned, or can come later again.
+    Pace(Pace),
     /// No deadline was pushed in time: the command is being ended.
     Expired,
+    /// The deadlines would do, but not for killing so many processes on a machine so busy: the command is being ended.
+    Outgrown(Pace),
+    /// Processes that we may not signal are still there: their names and process ids.
+    Refused { processes: Vec<(String, i32)> },
     /// No process of the command lives (or those left are left on purpose): its own wait status, and how many were ended
     /// behind it.
     Empty { status: Option<i32>, leftovers: usize },
@@ -61,16 +72,15 @@ impl Link {
         Ok((Link(Arc::new(ours)), Link(Arc::new(theirs))))
     }
 
-    pub fn send(&self, message: &impl Serialize, descriptors: &[Arc<OwnedFd>]) -> Result<()> {
-        let bytes = serde_json::to_vec(message)?;
+    /// Never waits: whoever does not listen, because it is stopped, must not keep the other side from its duty. EAGAIN
+    /// says that there is no room now, every other error that nobody is there any more.
+    pub fn send(&self, message: &impl Serialize, descriptors: &[Arc<OwnedFd>]) -> nix::Result<()> {
+        let bytes = serde_json::to_vec(message).map_err(|_| Errno::EINVAL)?;
         let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let rights = if raw.is_empty() { &rights[..0] } else { &rights[..] };
-        // Whoever does not listen, because it is stopped, must not keep the other side from its duty.
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(&bytes)], rights, flags, None)
-            .context("the other side of the guardian's link is gone, or does not listen")?;
-        Ok(())
+        sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(&bytes)], rights, flags, None).map(drop)
     }
 
     /// For all clones, whoever has them.

@@ -45,7 +45,7 @@ fn stage(script: &[Act]) -> Stage {
         charge: Charge { ask, ancestors: Vec::new(), terms, patience },
         ordered,
         tell: Teller { news: tell, bell: Arc::new(EventFd::new().unwrap()) },
-        push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.term))),
+        push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.signal_at))),
     };
     Stage { duty, orders, news, pushed, calls }
 }
@@ -132,7 +132,7 @@ async fn a_late_answer_counts_from_its_question() {
     let (at, allowed) = stage.pushed.lock().unwrap()[0];
     let terms = Terms::new(TTL, None).unwrap();
     let asked = at - Duration::from_millis(1500);
-    let expected = terms.deadlines(crate::lock::Term { from: asked, ttl: TTL, slack: Duration::ZERO }).term;
+    let expected = terms.deadlines(crate::lock::Term { from: asked, ttl: TTL, slack: Duration::ZERO }).signal_at;
     assert!(allowed <= expected + Duration::from_millis(1), "{allowed:?} {expected:?}");
 }
 

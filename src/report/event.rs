@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{describe, rounded};
+use crate::guardian::Pace;
 use crate::lock::{Holder, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +46,10 @@ pub enum Event<'a> {
     Taken { reason: &'a str },
     Revoked { reason: &'a str },
     Expired,
+    TooLate,
+    Pace { pace: Pace },
+    Outgrown { pace: Pace },
+    CannotSignal { processes: &'a [(String, i32)] },
     TimedOut { after: Duration },
     Leftovers { processes: usize },
     GuardianDied,
@@ -57,6 +62,12 @@ pub enum Event<'a> {
     StandsAgain { after: Duration },
     ShorterTtl { granted: Duration, asked: Duration },
     FenceBusy { resource: &'a str, mark: &'a str },
+}
+
+/// What the guardian has seen of itself.
+fn slowness(pace: &Pace) -> String {
+    let (lateness, walk) = (rounded(pace.lateness), rounded(pace.walk));
+    format!("it wakes {lateness} late and needs {walk} to look at {} processes", pace.processes)
 }
 
 impl Event<'_> {
@@ -95,8 +106,40 @@ impl Event<'_> {
             Event::Expired => (
                 Level::Error,
                 "expired",
-                "the lease could not be kept alive; ended the command before it ran out".into(),
+                "the lease could not be kept alive; ending the command before it runs out".into(),
             ),
+            Event::TooLate => (
+                Level::Error,
+                "expired",
+                "the lease was nearly over before the command could be started; nothing was started".into(),
+            ),
+            Event::Pace { pace } => (
+                Level::Info,
+                "pace",
+                format!("SIGKILL would come {} before the lease ends: {}", rounded(pace.margin()), slowness(pace)),
+            ),
+            Event::Outgrown { pace } => (
+                Level::Error,
+                "outgrown",
+                format!(
+                    "the lease is too short to kill the command in time, which would take {}: {}; ending it while that \
+                     is possible; raise --ttl",
+                    rounded(pace.margin()),
+                    slowness(pace)
+                ),
+            ),
+            Event::CannotSignal { processes } => {
+                let named: Vec<_> = processes.iter().map(|(name, pid)| format!("{name} ({pid})")).collect();
+                (
+                    Level::Error,
+                    "cannot-signal",
+                    format!(
+                        "not permitted to kill {}, which the command started; waiting for its end, which may come \
+                         after that of the lease",
+                        named.join(", ")
+                    ),
+                )
+            }
             Event::TimedOut { after } => (
                 Level::Warning,
                 "timed-out",
@@ -163,9 +206,21 @@ impl Event<'_> {
             }
             Event::ShorterTtl { granted, asked } => fields([("ttl_ms", millis(granted)), ("asked_ms", millis(asked))]),
             Event::FenceBusy { resource, .. } => fields([("resource", (*resource).into())]),
-            Event::Released | Event::Recovered | Event::Expired | Event::GuardianDied | Event::Orphaned => {
-                Fields::new()
+            Event::Pace { pace } | Event::Outgrown { pace } => fields([
+                ("margin_ms", millis(&pace.margin())),
+                ("processes", pace.processes.into()),
+                ("lateness_ms", millis(&pace.lateness)),
+                ("walk_ms", millis(&pace.walk)),
+            ]),
+            Event::CannotSignal { processes } => {
+                fields([("pids", processes.iter().map(|(_, pid)| *pid).collect::<Vec<_>>().into())])
             }
+            Event::Released
+            | Event::Recovered
+            | Event::Expired
+            | Event::TooLate
+            | Event::GuardianDied
+            | Event::Orphaned => Fields::new(),
         }
     }
 }

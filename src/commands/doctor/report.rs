@@ -63,8 +63,8 @@ impl Report {
         let seconds = |instant: Instant| instant.since(term.from).as_secs_f64();
         [
             ("renewal", order.terms.shortened_to(term.ttl).renew_every().as_secs_f64()),
-            ("first signal", seconds(at.term)),
-            ("SIGKILL", seconds(at.kill)),
+            ("first signal", seconds(at.signal_at)),
+            ("SIGKILL", seconds(at.kill_at)),
             ("last instant we may claim it", seconds(at.end)),
             ("end of the lease", term.ttl.as_secs_f64()),
         ]

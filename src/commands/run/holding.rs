@@ -11,7 +11,7 @@ use crate::clock::{self, Instant};
 use crate::config::OnLost;
 use crate::events::{Caught, Happening};
 use crate::exit::Exit;
-use crate::guardian::Report;
+use crate::guardian::{GuardianEvent, Helped};
 use crate::keeper::News;
 use crate::lock::Deadlines;
 use crate::mutant::{self, Mutant};
@@ -30,36 +30,47 @@ impl Run {
             if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
                 return Ok(course);
             }
-            let backstop = deadlines.map(Deadlines::backstop);
+            let backstop = self.guardian.backstop(*deadlines);
             let due = [timeout, backstop, keeping_begins].into_iter().flatten().min();
             let happening = self.next(due).inspect_err(|_| {
                 // Whoever hears nothing any more cannot go on, and must leave nothing running.
                 self.guardian.leave_it_to();
             })?;
             // Whatever it is, it may take us longer than the lease can wait: nobody may be reading what we say.
-            if !matches!(happening, Happening::Guardian(Report::Empty { .. })) && keeping_begins.take().is_some() {
+            if !matches!(happening, Happening::Guardian(GuardianEvent::Empty { .. })) && keeping_begins.take().is_some()
+            {
                 self.keeper.go_on_alone();
             }
             match happening {
                 Happening::Signal(caught) => self.forward(caught, &mut course),
                 Happening::Keeper(News::Renewed(later)) => *deadlines = Some(later),
                 Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
-                Happening::Guardian(Report::NotStarted { errno }) => {
+                Happening::Guardian(GuardianEvent::NotStarted { errno }) => {
                     course.not_started = Some(errno);
                     self.tell_not_started(errno);
                 }
-                Happening::Guardian(Report::Stopped) if self.terminal.is_some() => drop(raise(Signal::SIGSTOP)),
-                Happening::Guardian(Report::Stopped) => {}
-                Happening::Guardian(Report::Expired) => {
+                Happening::Guardian(GuardianEvent::Stopped) if self.terminal.is_some() => drop(raise(Signal::SIGSTOP)),
+                Happening::Guardian(GuardianEvent::Stopped) => {}
+                Happening::Guardian(GuardianEvent::Pace(pace)) => {
+                    self.voice.tell(&self.job.name, &Event::Pace { pace });
+                }
+                Happening::Guardian(GuardianEvent::Outgrown(pace)) => {
+                    self.voice.tell(&self.job.name, &Event::Outgrown { pace });
+                    course.ended_by(Cause::Lost);
+                }
+                Happening::Guardian(GuardianEvent::Expired) => {
                     self.voice.tell(&self.job.name, &Event::Expired);
                     course.ended_by(Cause::Lost);
                 }
-                Happening::Guardian(Report::TooLate) => {
-                    self.voice.tell(&self.job.name, &Event::Expired);
+                Happening::Guardian(GuardianEvent::Refused { processes }) => {
+                    self.voice.tell(&self.job.name, &Event::CannotSignal { processes: &processes });
+                }
+                Happening::Guardian(GuardianEvent::TooLate) => {
+                    self.voice.tell(&self.job.name, &Event::TooLate);
                     course.ended_by(Cause::Lost);
                     return Ok(course);
                 }
-                Happening::Guardian(Report::Empty { status, leftovers }) => {
+                Happening::Guardian(GuardianEvent::Empty { status, leftovers }) => {
                     course.status = status;
                     if leftovers > 0 {
                         self.voice.tell(&self.job.name, &Event::Leftovers { processes: leftovers });
@@ -74,9 +85,11 @@ impl Run {
                     self.voice.tell(&self.job.name, &Event::TimedOut { after });
                 }
                 Happening::Due if backstop.is_none_or(|backstop| !backstop.has_passed()) => {}
-                // The guardian should have said by now that all is over: it is stopped, or gone.
+                // The guardian should have said by now that all is over: it is stopped, starved, or gone.
+                Happening::Due if self.guardian.help() == Helped::Beside => {}
                 Happening::Due | Happening::GuardianGone => {
-                    self.guardian.replace();
+                    let Run { guardian, voice, job, .. } = self;
+                    guardian.replace(|processes| voice.tell(&job.name, &Event::CannotSignal { processes }));
                     self.voice.tell(&self.job.name, &Event::GuardianDied);
                     course.ended_by(Cause::GuardianDied);
                     return Ok(course);

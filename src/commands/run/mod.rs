@@ -16,7 +16,7 @@ use crate::clock::{self, Instant};
 use crate::config::{Job, Wait};
 use crate::events::{self, Happening, Signals};
 use crate::exit::{Exit, Fault};
-use crate::guardian::{Guardian, Manners, Plan, Terminal};
+use crate::guardian::{Guardian, GuardianOptions, Plan, Terminal};
 use crate::keeper::{Charge, Keeper, News};
 use crate::lock::{Deadlines, Holder, Identity};
 use crate::metrics::{self, Tally};
@@ -91,9 +91,14 @@ impl Run {
         let (mask, ignores_children) = (signals.inherited_mask, signals.ignored_children);
         let plan = Plan { argv: job.argv.clone(), mask, group, ignores_children };
         let (signal, leftovers) = (job.signal, job.leftovers);
-        let manners =
-            Manners { name: job.name.clone(), signal, leftovers, voice: voice.clone(), linger: backend::linger };
-        let guardian = Guardian::fork(&plan, manners)?;
+        let options = GuardianOptions {
+            name: job.name.clone(),
+            signal,
+            leftovers,
+            voice: voice.clone(),
+            linger: backend::linger,
+        };
+        let guardian = Guardian::fork(&plan, options)?;
 
         let ask = Ask {
             name: job.name.clone(),
@@ -205,20 +210,21 @@ impl Run {
     }
 
     fn next(&mut self, due: Option<Instant>) -> Result<Happening> {
-        events::next(&self.signals, &self.guardian, &mut self.keeper, due)
+        events::next(&self.signals, &mut self.guardian, &mut self.keeper, due)
     }
 
     /// What the command gets over its own environment; an empty value takes a variable away.
     fn variables(&self, lease: &Lease) -> BTreeMap<String, String> {
         let slot = lease.slot.map_or_else(String::new, |slot| slot.to_string());
-        BTreeMap::from([
+        let mut variables = BTreeMap::from([
             ("DLOCK_NAME".into(), lease.name.to_string()),
             ("DLOCK_OWNER".into(), lease.owner.to_string()),
             ("DLOCK_FENCING_TOKEN".into(), lease.token.to_string()),
             ("DLOCK_SLOT".into(), slot),
             (again::VARIABLE.into(), String::new()),
-            (ancestry::VARIABLE.into(), ancestry::with(&lease.name, &lease.owner)),
-        ])
+        ]);
+        variables.extend(ancestry::with(&lease.name, &lease.owner));
+        variables
     }
 
     fn about(&self, error: anyhow::Error) -> anyhow::Error {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use nix::sys::signal::{Signal, raise};
 
-use super::Run;
+use super::{Run, ancestry};
 use crate::backend::{Busy, Lease};
 use crate::clock::{self, Instant};
 use crate::config::Wait;
@@ -89,7 +89,14 @@ impl Run {
                     "--once is judged when a lock is taken, and this runs under one that an outer run has taken";
                 return Err(self.about(Fault::Usage.because(advice)));
             }
-            News::Nested(holder) if self.job.reentrant => return Ok(Some(Waited::Nested(holder))),
+            News::Nested(holder) if self.job.reentrant => {
+                if !holder.owner.as_deref().is_some_and(ancestry::is_ancestor) {
+                    let advice = "--reentrant works only in a process that the outer run has started: its variables are \
+                                  here, but it is no ancestor of this process and would not end this command in time";
+                    return Err(self.about(Fault::Usage.because(advice)));
+                }
+                return Ok(Some(Waited::Nested(holder)));
+            }
             News::Nested(_) => {
                 let advice = "this runs inside another run of the same lock and would wait for ever; \
                               --reentrant runs it under that one's lease";

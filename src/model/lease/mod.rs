@@ -111,7 +111,7 @@ impl Lease {
         let deadlines = terms.deadlines(Term { from: origin, ttl, slack: Duration::ZERO });
         let millis = |span: Duration| Millis::try_from(span.as_millis()).expect("less than a minute");
         let drift = if self.no_allowance_for_drift { TTL / 100 } else { 0 };
-        (since + millis(deadlines.end.since(origin)) + drift, millis(deadlines.end.since(deadlines.kill)))
+        (since + millis(deadlines.end.since(origin)) + drift, millis(deadlines.end.since(deadlines.kill_at)))
     }
 
     /// When a lease that the server grants now is over.
