@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, IntoRawFd};
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::clock::Instant;
 use crate::guardian::{Guardian, GuardianEvent};
-use crate::keeper::{Keeper, News};
+use crate::keeper::{Keeper, KeeperEvent};
 
 /// A signal that reached dlock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +25,9 @@ pub struct Caught {
 }
 
 #[derive(Debug)]
-pub enum Happening {
+pub enum MainEvent {
     Signal(Caught),
-    Keeper(News),
+    Keeper(KeeperEvent),
     Guardian(GuardianEvent),
     GuardianGone,
     /// The instant that was asked for has come.
@@ -124,35 +127,43 @@ fn is_ignored(signal: Signal) -> bool {
 
 /// Waits for whatever comes first. Signals come before everything else: a run must not start in the
 /// moment it is told to stop.
-pub fn next(
-    signals: &Signals,
-    guardian: &mut Guardian,
-    keeper: &mut Keeper,
-    due: Option<Instant>,
-) -> Result<Happening> {
+pub fn next(signals: &Signals, guardian: &mut Guardian, keeper: &Keeper, due: Option<Instant>) -> Result<MainEvent> {
     loop {
         if let Some(caught) = signals.next() {
-            return Ok(Happening::Signal(caught));
+            return Ok(MainEvent::Signal(caught));
         }
-        if let Some(news) = keeper.news() {
-            return Ok(Happening::Keeper(news));
+        if let Some(event) = keeper.next() {
+            return Ok(MainEvent::Keeper(event));
         }
-        let sources: Vec<_> = [Some(signals.fd.as_fd()), guardian.reports()].into_iter().flatten().collect();
-        let ready = keeper.wait(&sources, due)?;
+        let sources = [Some(signals.fd.as_fd()), Some(keeper.events()), guardian.reports()];
+        let mut fds: Vec<_> = sources.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, timeout(due)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error).context("poll"),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
         match ready[..] {
             [true, ..] => {}
-            _ if keeper.has_news() => {}
-            [_, true] => {
+            [_, true, ..] => keeper.heard(),
+            [_, _, true] => {
                 return Ok(match guardian.receive()? {
-                    Some(report) => Happening::Guardian(report),
-                    None => Happening::GuardianGone,
+                    Some(event) => MainEvent::Guardian(event),
+                    None => MainEvent::GuardianGone,
                 });
             }
             // Last, so that a dlock that was stopped for a while first hears what has happened meanwhile.
-            _ if due.is_some_and(Instant::has_passed) => return Ok(Happening::Due),
+            _ if due.is_some_and(Instant::has_passed) => return Ok(MainEvent::Due),
             _ => {}
         }
     }
+}
+
+/// poll(2) counts in milliseconds; one more makes sure that the instant has really come.
+fn timeout(due: Option<Instant>) -> PollTimeout {
+    const LONGEST: Duration = Duration::from_secs(3600);
+    let Some(due) = due else { return PollTimeout::NONE };
+    let millis = due.remaining().min(LONGEST).as_millis() + 1;
+    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
 }
 
 /// Dies of a signal, as whoever started us expects of a program that was interrupted.

@@ -16,6 +16,7 @@ use nix::sys::prctl;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getpgid, getpid, getppid, pipe2, setpgid};
 
+use super::leaf::Leaf;
 use super::priority::Scheduling;
 use super::tree::Tree;
 use crate::clock::Instant;
@@ -77,12 +78,13 @@ impl Command {
 
     /// Starts the command. Whether it could be executed is heard by [`exec_result`](Self::exec_result): a program on a
     /// dead disk must not hold us up. An error: there is not even a process.
-    pub fn start(&mut self, variables: &BTreeMap<String, String>) -> Result<(), Errno> {
+    pub fn start(&mut self, variables: &BTreeMap<String, String>, leaf: Option<&Leaf>) -> Result<(), Errno> {
         put(&mut self.environment, variables);
         let guardian = getpid();
         let failed = self.exec_failed.take();
+        let forked = leaf.and_then(|leaf| leaf.fork().ok());
         // SAFETY: there is one thread, so the child is a complete process.
-        match unsafe { fork() }? {
+        match forked.map_or_else(|| unsafe { fork() }, Ok)? {
             ForkResult::Parent { child } => {
                 // In both processes, so that no signal to the group comes too early.
                 let _ = setpgid(child, self.joined.unwrap_or(child));

@@ -7,6 +7,7 @@
 
 mod apart;
 mod command;
+mod leaf;
 mod pace;
 pub mod priority;
 mod terminal;
@@ -31,6 +32,7 @@ use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
 pub use command::Plan;
+use leaf::Leaf;
 pub use pace::Pace;
 pub use terminal::Terminal;
 use tree::{Proc, Tree};
@@ -55,6 +57,7 @@ pub struct Guardian {
     /// The command's processes while the guardian lives, and once they are ours because it does not.
     tree: Tree,
     orphans: Tree,
+    leaf: Option<Leaf>,
     /// How much time it needs, as far as it has told.
     pace: Pace,
     /// When an order to end the command must have been carried out.
@@ -87,6 +90,8 @@ impl Guardian {
         // Should the guardian die, its orphans come to us and not to init.
         tree::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
+        // Whoever is left behind on purpose would stay in it.
+        let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::make() };
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
             ForkResult::Parent { child } => Ok(Guardian {
@@ -94,6 +99,7 @@ impl Guardian {
                 pid: child,
                 tree: Tree::below(child, &proc)?,
                 orphans,
+                leaf,
                 pace: Pace::default(),
                 ends_by: None,
                 helped_since: None,
@@ -102,7 +108,7 @@ impl Guardian {
             }),
             ForkResult::Child => {
                 drop((ours, orphans));
-                watch::watch(theirs, &proc, plan, options);
+                watch::watch(theirs, &proc, leaf, plan, options);
                 // SAFETY: ends this process without running what dlock had registered.
                 unsafe { libc::_exit(0) }
             }
@@ -155,6 +161,7 @@ impl Guardian {
             return Helped::GuardianDead;
         }
         let _ = kill(self.pid, Signal::SIGCONT);
+        let _ = self.leaf.as_ref().map(Leaf::kill);
         let mut known = HashSet::new();
         for _ in 0..ROUNDS {
             if self.tree.kill_all(&mut known).fresh == 0 {
@@ -200,11 +207,11 @@ impl Guardian {
     /// Sees the guardian off, so that nothing of ours outlives us.
     pub fn dismiss(&mut self) {
         self.retire();
-        if self.lingers {
-            return;
+        if !self.lingers {
+            // What the command has left behind on purpose is not ours to wait for.
+            let _ = waitpid(self.pid, None);
         }
-        // What the command has left behind on purpose is not ours to wait for.
-        let _ = waitpid(self.pid, None);
+        let _ = self.leaf.as_ref().map(Leaf::remove);
     }
 
     /// Readable when there is news of it.
@@ -234,6 +241,7 @@ impl Guardian {
     /// `refused` hears of those that we may not signal.
     pub fn replace(&mut self, mut refused: impl FnMut(&[(String, i32)])) {
         self.retired = true;
+        let _ = self.leaf.as_ref().map(Leaf::kill);
         self.orphans.end_all(|_, _| (), |processes| refused(processes));
     }
 }

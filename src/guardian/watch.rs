@@ -24,6 +24,7 @@ use nix::unistd::{Pid, setpgid};
 use super::GuardianOptions;
 use super::apart;
 use super::command::{Command, Plan};
+use super::leaf::Leaf;
 use super::pace::Pace;
 use super::priority;
 use super::tree::{self, Children, Proc, Tree};
@@ -57,6 +58,7 @@ struct Watch {
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
+    leaf: Option<Leaf>,
     command: Command,
     stage: Stage,
     /// As far as dlock has pushed them.
@@ -86,14 +88,14 @@ struct Woken {
 
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, proc: &Proc, plan: &Plan, options: GuardianOptions) {
+pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = nix::sys::prctl::set_name(c"guardian");
     // Somebody may have stopped us: without dlock, we are needed.
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
-    if let Ok(mut watch) = Watch::begin(link, proc, plan, options) {
+    if let Ok(mut watch) = Watch::begin(link, proc, leaf, plan, options) {
         if watch.guard().is_err() {
             watch.tree.end_all(|_, _| (), |_| ());
         }
@@ -102,7 +104,7 @@ pub fn watch(link: Link, proc: &Proc, plan: &Plan, options: GuardianOptions) {
 }
 
 impl Watch {
-    fn begin(link: Link, proc: &Proc, plan: &Plan, options: GuardianOptions) -> Result<Watch> {
+    fn begin(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         tree::adopt_orphans()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -119,6 +121,7 @@ impl Watch {
             armed: Instant::NEVER,
             signals,
             tree,
+            leaf,
             command,
             stage: Stage::Waiting,
             deadlines: Deadlines::NEVER,
@@ -218,7 +221,7 @@ impl Watch {
                     self.stage = Stage::Running;
                     self.extended = clock::now();
                     let lateness = sent.elapsed();
-                    if let Err(errno) = self.command.start(&variables) {
+                    if let Err(errno) = self.command.start(&variables, self.leaf.as_ref()) {
                         // Without a process there is no end of one to wait for.
                         self.ended = true;
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
@@ -254,7 +257,8 @@ impl Watch {
         }
         let (before, deadlines) = (self.pace, self.deadlines);
         let is_due = |walk| deadlines.with_margin(before.measured(lateness, walk, 0).margin()).signal_at.has_passed();
-        let (walk, processes) = self.tree.measure(is_due);
+        // What is killed in one step needs no walk before it is dead.
+        let (walk, processes) = if self.leaf.is_some() { (Duration::ZERO, 0) } else { self.tree.measure(is_due) };
         self.pace = before.measured(lateness, walk, processes);
         let half = self.due().signal_at.remaining() / 2;
         if half > SOONEST {
@@ -368,6 +372,7 @@ impl Watch {
 
     fn end_everything(&mut self) {
         self.command.kill_own_group();
+        let _ = self.leaf.as_ref().map(Leaf::kill);
         let Watch { tree, command, link, .. } = self;
         let mut ended = None;
         tree.end_all(
@@ -395,6 +400,7 @@ impl Watch {
             self.end_everything();
         }
         self.let_go();
+        let _ = self.leaf.as_ref().map(Leaf::remove);
         if orphaned {
             self.options.voice.tell(&self.options.name, &Event::Orphaned);
         }

@@ -4,9 +4,11 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::lease::QUIET;
 use super::*;
 use crate::backend::scripted::{Act, Call, Scripted};
 use crate::clock::{self, Instant};
@@ -15,9 +17,9 @@ use crate::lock::{Identity, LastRun, Mode, Outcome, Token};
 const TTL: Duration = Duration::from_secs(30);
 
 struct Stage {
-    duty: Duty,
+    keeper: KeeperLoop,
     orders: UnboundedSender<Order>,
-    news: Receiver<News>,
+    events: Receiver<KeeperEvent>,
     /// When each deadline was pushed, and to which first-signal instant.
     pushed: Arc<Mutex<Vec<(Instant, Instant)>>>,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -27,7 +29,7 @@ fn stage(script: &[Act]) -> Stage {
     let backend = Scripted::new(TTL, script);
     let calls = Arc::clone(&backend.calls);
     let (orders, ordered) = unbounded_channel();
-    let (tell, news) = channel();
+    let (tell, events) = channel();
     let pushed: Arc<Mutex<Vec<(Instant, Instant)>>> = Arc::default();
     let push = Arc::clone(&pushed);
     let terms = Terms::new(TTL, None).unwrap();
@@ -40,14 +42,14 @@ fn stage(script: &[Act]) -> Stage {
         once: None,
     };
     let patience = Patience { connect: Duration::from_secs(5), attempt: terms.attempt() };
-    let duty = Duty {
+    let keeper = KeeperLoop {
         backend: Box::new(backend),
-        charge: Charge { ask, ancestors: Vec::new(), terms, patience },
+        config: KeeperConfig { ask, ancestors: Vec::new(), terms, patience },
         ordered,
-        tell: Teller { news: tell, bell: Arc::new(EventFd::new().unwrap()) },
+        teller: Teller { events: tell, wake: Arc::new(EventFd::new().unwrap()) },
         push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.signal_at))),
     };
-    Stage { duty, orders, news, pushed, calls }
+    Stage { keeper, orders, events, pushed, calls }
 }
 
 fn ending() -> Ending {
@@ -66,14 +68,6 @@ fn ending() -> Ending {
     Ending { last_run: Some(last_run), hold_until: None }
 }
 
-impl Duty {
-    async fn whole(&mut self) {
-        if let Some(lease) = self.begin().await {
-            self.go_on(lease).await;
-        }
-    }
-}
-
 impl Stage {
     /// Lets the keeper work for so long, then orders a release and waits for its end.
     async fn hold_for(&mut self, span: Duration) {
@@ -82,11 +76,11 @@ impl Stage {
             tokio::time::sleep(span).await;
             orders.send(Order::Release(Box::new(ending()))).unwrap();
         };
-        tokio::join!(self.duty.whole(), release);
+        tokio::join!(self.keeper.run(), release);
     }
 
-    fn heard(&self, pattern: fn(&News) -> bool) -> usize {
-        self.news.try_iter().filter(pattern).count()
+    fn heard(&self, pattern: fn(&KeeperEvent) -> bool) -> usize {
+        self.events.try_iter().filter(pattern).count()
     }
 
     /// Until when the last pushed deadline lets the command run.
@@ -145,7 +139,7 @@ async fn an_unanswered_renewal_pushes_nothing_and_is_asked_again() {
     assert_eq!(renewals, 3, "hang, refusal and success");
     let (at, _) = stage.pushed.lock().unwrap()[0];
     assert!(at >= began + TTL / 3 + Duration::from_secs(2), "only the third attempt may push");
-    assert_eq!(stage.heard(|news| matches!(news, News::Trouble(_) | News::Recovered)), 2);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Trouble(_) | KeeperEvent::Recovered)), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,7 +154,7 @@ async fn a_backend_that_hangs_for_ever_never_moves_the_deadline() {
 async fn a_definite_loss_is_told_at_once_and_nothing_is_pushed_after_it() {
     let mut stage = stage(&[Act::Good, Act::Lose]);
     stage.hold_for(Duration::from_secs(60)).await;
-    assert_eq!(stage.heard(|news| matches!(news, News::Lost(_))), 1);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Lost(_))), 1);
     assert!(stage.pushed.lock().unwrap().is_empty());
 }
 
@@ -168,9 +162,9 @@ async fn a_definite_loss_is_told_at_once_and_nothing_is_pushed_after_it() {
 async fn a_lock_that_was_taken_away_is_as_lost_as_any_other_and_says_why() {
     let mut stage = stage(&[Act::Good, Act::Take, Act::Take]);
     stage.hold_for(Duration::from_secs(60)).await;
-    let heard: Vec<_> = stage.news.try_iter().collect();
+    let heard: Vec<_> = stage.events.try_iter().collect();
     assert!(
-        matches!(&heard[..], [News::Granted(..), News::Taken(why), News::Released(Ok(Released::Taken(again)))]
+        matches!(&heard[..], [KeeperEvent::Granted(..), KeeperEvent::Taken(why), KeeperEvent::Released(Ok(Released::Taken(again)))]
             if why == "because" && again == why),
         "{heard:?}"
     );
@@ -181,7 +175,7 @@ async fn a_lock_that_was_taken_away_is_as_lost_as_any_other_and_says_why() {
 async fn a_revoked_lease_is_not_renewed_any_more() {
     let mut stage = stage(&[Act::Good, Act::Revoke]);
     stage.hold_for(Duration::from_secs(60)).await;
-    assert_eq!(stage.heard(|news| matches!(news, News::Revoked(_))), 1);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Revoked(_))), 1);
     assert!(stage.pushed.lock().unwrap().is_empty());
 }
 
@@ -189,11 +183,11 @@ async fn a_revoked_lease_is_not_renewed_any_more() {
 async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_it_may_have_got() {
     let mut stage = stage(&[Act::Hang, Act::Hang]);
     let began = clock::now();
-    stage.duty.whole().await;
+    stage.keeper.run().await;
     assert!(began.elapsed() < Duration::from_millis(5500), "{:?}", began.elapsed());
     assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
-    let failed = stage.news.try_iter().find_map(|news| match news {
-        News::Failed(error) => Some(crate::exit::Fault::of(&error)),
+    let failed = stage.events.try_iter().find_map(|event| match event {
+        KeeperEvent::Failed(error) => Some(crate::exit::Fault::of(&error)),
         _ => None,
     });
     assert_eq!(failed, Some(crate::exit::Fault::Unreachable));
@@ -202,10 +196,19 @@ async fn the_first_contact_fails_within_the_connect_timeout_and_takes_back_what_
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_an_outage_but_not_a_refusal() {
     let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Hang, Act::Busy, Act::Refuse]);
-    stage.duty.whole().await;
-    let heard: Vec<_> = stage.news.try_iter().collect();
+    stage.keeper.run().await;
+    let heard: Vec<_> = stage.events.try_iter().collect();
     assert!(
-        matches!(heard[..], [News::Busy(_), News::Trouble(_), News::Recovered, News::Busy(_), News::Failed(_)]),
+        matches!(
+            heard[..],
+            [
+                KeeperEvent::Busy(_),
+                KeeperEvent::Trouble(_),
+                KeeperEvent::Recovered,
+                KeeperEvent::Busy(_),
+                KeeperEvent::Failed(_)
+            ]
+        ),
         "{heard:?}"
     );
 }
@@ -218,17 +221,17 @@ async fn giving_up_in_the_moment_of_the_grant_lets_go_of_it() {
         tokio::time::sleep(Duration::from_millis(1)).await;
         orders.send(Order::GiveUp).unwrap();
     };
-    tokio::join!(stage.duty.whole(), give_up);
+    tokio::join!(stage.keeper.run(), give_up);
     assert_eq!(*stage.calls.lock().unwrap(), [Call::Acquire, Call::Withdraw]);
-    assert_eq!(stage.heard(|news| matches!(news, News::Withdrawn)), 1);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Withdrawn)), 1);
 }
 
 /// What the keeper says of a release that meets this.
 async fn released_after(script: &[Act]) -> Released {
     let mut stage = stage(&[&[Act::Good], script].concat());
     stage.hold_for(Duration::from_secs(1)).await;
-    let answer = stage.news.try_iter().find_map(|news| match news {
-        News::Released(released) => Some(released),
+    let answer = stage.events.try_iter().find_map(|event| match event {
+        KeeperEvent::Released(released) => Some(released),
         _ => None,
     });
     answer.unwrap().unwrap()
@@ -244,12 +247,11 @@ async fn a_release_whose_answer_got_lost_is_not_taken_for_a_loss() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_lost_before_anything_started_is_given_back() {
     let mut stage = stage(&[Act::Busy, Act::Unreachable, Act::Late(TTL / 3), Act::Lose]);
-    stage.duty.charge.patience.attempt = TTL;
-    stage.duty.whole().await;
+    stage.keeper.config.patience.attempt = TTL;
+    stage.keeper.run().await;
     assert_eq!(stage.calls.lock().unwrap()[2..], [Call::Acquire, Call::Renew, Call::Withdraw]);
-    let failed =
-        |news| matches!(news, News::Failed(error) if crate::exit::Fault::of(&error) == crate::exit::Fault::NotOurs);
-    assert!(stage.news.try_iter().any(failed));
+    let failed = |event| matches!(event, KeeperEvent::Failed(error) if crate::exit::Fault::of(&error) == crate::exit::Fault::NotOurs);
+    assert!(stage.events.try_iter().any(failed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,69 +259,47 @@ async fn a_release_that_fails_is_tried_again_until_the_lease_has_run_out() {
     let mut stage = stage(&[&[Act::Good][..], &[Act::Unreachable; 2], &[Act::Good]].concat());
     stage.hold_for(Duration::from_secs(1)).await;
     assert_eq!(stage.calls.lock().unwrap().iter().filter(|call| **call == Call::Release).count(), 3);
-    assert_eq!(stage.heard(|news| matches!(news, News::Released(Ok(Released::Done)))), 1);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Released(Ok(Released::Done)))), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_long_on_its_way_is_renewed_before_anything_starts() {
     let mut stage = stage(&[Act::Late(Duration::from_millis(4900))]);
-    stage.duty.charge.terms = Terms::new(Duration::from_secs(12), None).unwrap();
+    stage.keeper.config.terms = Terms::new(Duration::from_secs(12), None).unwrap();
     stage.hold_for(Duration::from_secs(6)).await;
     assert_eq!(stage.calls.lock().unwrap()[..2], [Call::Acquire, Call::Renew]);
 }
 
+/// Waits as the main thread does.
+fn next(keeper: &Keeper) -> KeeperEvent {
+    loop {
+        if let Some(event) = keeper.next() {
+            return event;
+        }
+        poll(&mut [PollFd::new(keeper.events(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+        keeper.heard();
+    }
+}
+
 #[test]
 fn a_keeper_whose_thread_is_blocked_leaves_the_main_thread_free() {
-    let charge = stage(&[]).duty.charge;
+    let config = stage(&[]).keeper.config;
     let span = Duration::from_millis(300);
     let backend = Scripted::new(TTL, &[Act::Brief(span), Act::Block(span)]);
     let calls = Arc::clone(&backend.calls);
-    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
-    keeper.wait(&[], None).unwrap();
-    assert!(matches!(keeper.news(), Some(News::Granted(..))));
-    keeper.go_on_alone();
+    let keeper = Keeper::begin(config, || Ok(Box::new(backend)), |_| ()).unwrap();
+    assert!(matches!(next(&keeper), KeeperEvent::Granted(..)));
     while calls.lock().unwrap().last() != Some(&Call::Renew) {
         std::thread::yield_now();
     }
-    assert!(keeper.news().is_none(), "asking does not wait for the blocked thread");
-    while !keeper.has_news() {
-        keeper.wait(&[], None).unwrap();
-    }
-    assert!(matches!(keeper.news(), Some(News::Renewed(_))));
+    assert!(keeper.next().is_none(), "asking does not wait for the blocked thread");
+    assert!(matches!(next(&keeper), KeeperEvent::Renewed(_)));
 }
 
-#[test]
-fn on_the_main_thread_a_keeper_works_while_that_waits_for_something_else() {
-    let charge = stage(&[]).duty.charge;
-    let backend = Scripted::new(TTL, &[Act::Late(Duration::from_millis(20))]);
-    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
-    let signal = EventFd::new().unwrap();
-    signal.write(1).unwrap();
-    assert_eq!(keeper.wait(&[signal.as_fd()], None).unwrap(), [true]);
-    assert!(keeper.news().is_none());
-    signal.read().unwrap();
-    let due = clock::now() + Duration::from_millis(1);
-    assert_eq!(keeper.wait(&[signal.as_fd()], Some(due)).unwrap(), [false]);
-    assert!(keeper.news().is_none() && due.has_passed());
-    // One that has closed is ready for ever, but not asked for ever.
-    let (guardian, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    assert_eq!(keeper.wait(&[signal.as_fd(), guardian.as_fd()], None).unwrap(), [false, true]);
-    while !keeper.has_news() {
-        assert_eq!(keeper.wait(&[signal.as_fd()], None).unwrap(), [false]);
-    }
-    assert!(matches!(keeper.news(), Some(News::Granted(..))));
-}
-
-#[test]
-fn what_is_over_soon_is_never_asked_for_in_between() {
-    let charge = stage(&[]).duty.charge;
-    let backend = Scripted::new(TTL, &[]);
-    let calls = Arc::clone(&backend.calls);
-    let mut keeper = Keeper::begin(charge, || Ok(Box::new(backend)), |_| ()).unwrap();
-    keeper.wait(&[], None).unwrap();
-    assert!(matches!(keeper.news(), Some(News::Granted(..))));
-    keeper.wait(&[], Some(clock::now() + Duration::from_millis(5))).unwrap();
-    keeper.release(ending());
-    assert_eq!(calls.lock().unwrap()[..], [Call::Acquire, Call::Release]);
-    assert!(matches!(keeper.news(), Some(News::Released(Ok(Released::Done)))));
+#[tokio::test(start_paused = true)]
+async fn what_is_over_soon_is_never_asked_for_in_between() {
+    let mut stage = stage(&[]);
+    stage.hold_for(QUIET / 2).await;
+    assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Release]);
+    assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Released(Ok(Released::Done)))), 1);
 }

@@ -96,7 +96,7 @@ impl Run {
 }
 
 /// Every other process of this program that writes below a directory, awake or not, as `PID STATE`. A zombie is
-/// none: it has no program any more.
+/// none: it has no program any more. Nor is one with SIGKILL pending: it runs no more of its program.
 fn others(arena: &Path) -> Vec<String> {
     let this = std::fs::read_link("/proc/self/exe").unwrap();
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
@@ -110,9 +110,18 @@ fn others(arena: &Path) -> Vec<String> {
     let state = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let state = stat.rsplit_once(')')?.1.split_whitespace().next()?.to_owned();
-        (!matches!(state.as_str(), "Z" | "X")).then(|| format!("{pid} {state}"))
+        (!matches!(state.as_str(), "Z" | "X") && !is_being_killed(pid)).then(|| format!("{pid} {state}"))
     };
     pids.filter(is_other).filter_map(state).collect()
+}
+
+fn is_being_killed(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    status.lines().filter_map(pending).any(|mask| mask & (1 << (nix::libc::SIGKILL - 1)) != 0)
 }
 
 struct Heart(File);

@@ -9,85 +9,76 @@ use super::Run;
 use super::course::{self, Cause, Course};
 use crate::clock::{self, Instant};
 use crate::config::OnLost;
-use crate::events::{Caught, Happening};
+use crate::events::{Caught, MainEvent};
 use crate::exit::Exit;
 use crate::guardian::{GuardianEvent, Helped};
-use crate::keeper::News;
+use crate::keeper::KeeperEvent;
 use crate::lock::Deadlines;
 use crate::mutant::{self, Mutant};
 use crate::report::Event;
-
-/// A run that is over by then needs nobody who keeps its lock.
-const SHORT_RUN: Duration = Duration::from_millis(20);
 
 impl Run {
     /// Until no process of the command is left.
     pub fn supervise(&mut self, deadlines: &mut Option<Deadlines>) -> Result<Course> {
         let mut course = Course::default();
-        let mut keeping_begins = self.keeper.rests_until().map(|due| due.min(clock::now() + SHORT_RUN));
         let mut timeout = self.job.timeout.map(|limit| clock::now() + limit);
         loop {
             if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
                 return Ok(course);
             }
             let backstop = self.guardian.backstop(*deadlines);
-            let due = [timeout, backstop, keeping_begins].into_iter().flatten().min();
-            let happening = self.next(due).inspect_err(|_| {
+            let due = [timeout, backstop].into_iter().flatten().min();
+            let event = self.next(due).inspect_err(|_| {
                 // Whoever hears nothing any more cannot go on, and must leave nothing running.
                 self.guardian.leave_it_to();
             })?;
-            // Whatever it is, it may take us longer than the lease can wait: nobody may be reading what we say.
-            if !matches!(happening, Happening::Guardian(GuardianEvent::Empty { .. })) && keeping_begins.take().is_some()
-            {
-                self.keeper.go_on_alone();
-            }
-            match happening {
-                Happening::Signal(caught) => self.forward(caught, &mut course),
-                Happening::Keeper(News::Renewed(later)) => *deadlines = Some(later),
-                Happening::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
-                Happening::Guardian(GuardianEvent::NotStarted { errno }) => {
+            match event {
+                MainEvent::Signal(caught) => self.forward(caught, &mut course),
+                MainEvent::Keeper(KeeperEvent::Renewed(later)) => *deadlines = Some(later),
+                MainEvent::Keeper(news) => self.heard_while_holding(news, backstop, &mut course),
+                MainEvent::Guardian(GuardianEvent::NotStarted { errno }) => {
                     course.not_started = Some(errno);
                     self.tell_not_started(errno);
                 }
-                Happening::Guardian(GuardianEvent::Stopped) if self.terminal.is_some() => drop(raise(Signal::SIGSTOP)),
-                Happening::Guardian(GuardianEvent::Stopped) => {}
-                Happening::Guardian(GuardianEvent::Pace(pace)) => {
+                MainEvent::Guardian(GuardianEvent::Stopped) if self.terminal.is_some() => drop(raise(Signal::SIGSTOP)),
+                MainEvent::Guardian(GuardianEvent::Stopped) => {}
+                MainEvent::Guardian(GuardianEvent::Pace(pace)) => {
                     self.voice.tell(&self.job.name, &Event::Pace { pace });
                 }
-                Happening::Guardian(GuardianEvent::Outgrown(pace)) => {
+                MainEvent::Guardian(GuardianEvent::Outgrown(pace)) => {
                     self.voice.tell(&self.job.name, &Event::Outgrown { pace });
                     course.ended_by(Cause::Lost);
                 }
-                Happening::Guardian(GuardianEvent::Expired) => {
+                MainEvent::Guardian(GuardianEvent::Expired) => {
                     self.voice.tell(&self.job.name, &Event::Expired);
                     course.ended_by(Cause::Lost);
                 }
-                Happening::Guardian(GuardianEvent::Refused { processes }) => {
+                MainEvent::Guardian(GuardianEvent::Refused { processes }) => {
                     self.voice.tell(&self.job.name, &Event::CannotSignal { processes: &processes });
                 }
-                Happening::Guardian(GuardianEvent::TooLate) => {
+                MainEvent::Guardian(GuardianEvent::TooLate) => {
                     self.voice.tell(&self.job.name, &Event::TooLate);
                     course.ended_by(Cause::Lost);
                     return Ok(course);
                 }
-                Happening::Guardian(GuardianEvent::Empty { status, leftovers }) => {
+                MainEvent::Guardian(GuardianEvent::Empty { status, leftovers }) => {
                     course.status = status;
                     if leftovers > 0 {
                         self.voice.tell(&self.job.name, &Event::Leftovers { processes: leftovers });
                     }
                     return Ok(course);
                 }
-                Happening::Due if timeout.is_some_and(Instant::has_passed) => {
+                MainEvent::Due if timeout.is_some_and(Instant::has_passed) => {
                     timeout = None;
                     let after = self.job.timeout.unwrap_or_default();
                     self.guardian.end(self.job.terms.kill_after);
                     course.ended_by(Cause::TimedOut);
                     self.voice.tell(&self.job.name, &Event::TimedOut { after });
                 }
-                Happening::Due if backstop.is_none_or(|backstop| !backstop.has_passed()) => {}
+                MainEvent::Due if backstop.is_none_or(|backstop| !backstop.has_passed()) => {}
                 // The guardian should have said by now that all is over: it is stopped, starved, or gone.
-                Happening::Due if self.guardian.help() == Helped::Beside => {}
-                Happening::Due | Happening::GuardianGone => {
+                MainEvent::Due if self.guardian.help() == Helped::Beside => {}
+                MainEvent::Due | MainEvent::GuardianGone => {
                     let Run { guardian, voice, job, .. } = self;
                     guardian.replace(|processes| voice.tell(&job.name, &Event::CannotSignal { processes }));
                     self.voice.tell(&self.job.name, &Event::GuardianDied);
@@ -98,27 +89,27 @@ impl Run {
         }
     }
 
-    fn heard_while_holding(&mut self, news: News, backstop: Option<Instant>, course: &mut Course) {
+    fn heard_while_holding(&mut self, news: KeeperEvent, backstop: Option<Instant>, course: &mut Course) {
         let name = &self.job.name;
         match news {
-            News::Trouble(why) => {
+            KeeperEvent::Trouble(why) => {
                 let ends_in = backstop.map_or(Duration::ZERO, Instant::remaining);
                 self.voice.tell(name, &Event::Trouble { why: &why, ends_in });
             }
-            News::Recovered => self.voice.tell(name, &Event::Recovered),
+            KeeperEvent::Recovered => self.voice.tell(name, &Event::Recovered),
             // What has to be done comes before what is said about it: nobody may be reading.
-            News::Lost(why) => {
+            KeeperEvent::Lost(why) => {
                 self.guardian.end(self.grace_once_lost());
                 course.ended_by(Cause::Lost);
                 self.voice.tell(name, &Event::Lost { why: &why });
             }
-            News::Taken(reason) => {
+            KeeperEvent::Taken(reason) => {
                 self.guardian.end(self.grace_once_lost());
                 course.ended_by(Cause::Lost);
                 self.voice.tell(name, &Event::Taken { reason: &reason });
                 course.reason = Some(reason);
             }
-            News::Revoked(reason) => {
+            KeeperEvent::Revoked(reason) => {
                 self.guardian.end(self.job.terms.kill_after);
                 course.ended_by(Cause::Lost);
                 self.voice.tell(name, &Event::Revoked { reason: &reason });

@@ -14,10 +14,10 @@ use anyhow::Result;
 use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
 use crate::config::{Job, Wait};
-use crate::events::{self, Happening, Signals};
+use crate::events::{self, MainEvent, Signals};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{Guardian, GuardianOptions, Plan, Terminal};
-use crate::keeper::{Charge, Keeper, News};
+use crate::keeper::{Keeper, KeeperConfig, KeeperEvent};
 use crate::lock::{Deadlines, Holder, Identity};
 use crate::metrics::{self, Tally};
 use crate::report::{Event, Voice};
@@ -109,11 +109,11 @@ impl Run {
             once: job.once.clone(),
         };
         let ancestors = ancestry::owners_of(&job.name);
-        let charge = Charge { ask, ancestors, terms: job.terms, patience: job.service.patience };
+        let config = KeeperConfig { ask, ancestors, terms: job.terms, patience: job.service.patience };
         let (address, patience) = (job.service.address.clone(), job.service.patience);
         let deadlines = guardian.deadline_link();
         let keeper =
-            Keeper::begin(charge, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
+            Keeper::begin(config, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
         let (tally, told_to_stop) = (Tally::default(), false);
         Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, told_to_stop })
     }
@@ -185,8 +185,8 @@ impl Run {
         let until = clock::now() + LONGEST_RELEASE;
         loop {
             match self.next(Some(until))? {
-                Happening::Keeper(News::Released(released)) => return released,
-                Happening::Due => return Err(Fault::Unreachable.because("the backend does not answer")),
+                MainEvent::Keeper(KeeperEvent::Released(released)) => return released,
+                MainEvent::Due => return Err(Fault::Unreachable.because("the backend does not answer")),
                 _ => {}
             }
         }
@@ -209,8 +209,8 @@ impl Run {
         self.job.keep_trying && may_change && !self.told_to_stop
     }
 
-    fn next(&mut self, due: Option<Instant>) -> Result<Happening> {
-        events::next(&self.signals, &mut self.guardian, &mut self.keeper, due)
+    fn next(&mut self, due: Option<Instant>) -> Result<MainEvent> {
+        events::next(&self.signals, &mut self.guardian, &self.keeper, due)
     }
 
     /// What the command gets over its own environment; an empty value takes a variable away.

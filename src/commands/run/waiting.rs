@@ -9,9 +9,9 @@ use super::{Run, ancestry};
 use crate::backend::{Busy, Lease};
 use crate::clock::{self, Instant};
 use crate::config::Wait;
-use crate::events::Happening;
+use crate::events::MainEvent;
 use crate::exit::{Exit, Fault};
-use crate::keeper::News;
+use crate::keeper::KeeperEvent;
 use crate::lock::{Deadlines, Holder};
 use crate::report::Event;
 
@@ -29,7 +29,7 @@ impl Run {
         loop {
             let give_up = self.gives_up_after(busy.is_some()).map(|limit| began + limit);
             match self.next(self.next_look(give_up, busy.is_some()))? {
-                Happening::Keeper(News::Granted(mut lease, deadlines)) => {
+                MainEvent::Keeper(KeeperEvent::Granted(mut lease, deadlines)) => {
                     self.voice.clear();
                     (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
                     let acquired = Event::Acquired { token: lease.token, waited: began.elapsed() };
@@ -38,14 +38,16 @@ impl Run {
                     lease.slot = lease.slot.or(self.job.numbered.then_some(0));
                     return Ok(Waited::Granted(lease, deadlines));
                 }
-                Happening::Keeper(News::Busy(now)) if self.job.wait == Wait::Never => return Ok(self.busy(Some(&now))),
-                Happening::Keeper(News::Busy(now)) => busy = Some(now),
-                Happening::Keeper(news) => {
+                MainEvent::Keeper(KeeperEvent::Busy(now)) if self.job.wait == Wait::Never => {
+                    return Ok(self.busy(Some(&now)));
+                }
+                MainEvent::Keeper(KeeperEvent::Busy(now)) => busy = Some(now),
+                MainEvent::Keeper(news) => {
                     if let Some(ended) = self.heard_while_waiting(news)? {
                         return Ok(ended);
                     }
                 }
-                Happening::Signal(caught) => match caught.signal {
+                MainEvent::Signal(caught) => match caught.signal {
                     Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT => {
                         self.told_to_stop = true;
                         self.give_up()?;
@@ -54,7 +56,7 @@ impl Run {
                     Signal::SIGTSTP => drop(raise(Signal::SIGSTOP)),
                     _ => {}
                 },
-                Happening::Due if give_up.is_some_and(Instant::has_passed) => {
+                MainEvent::Due if give_up.is_some_and(Instant::has_passed) => {
                     self.give_up()?;
                     self.tally.waited = began.elapsed();
                     return match &busy {
@@ -62,9 +64,12 @@ impl Run {
                         None => Err(self.about(Fault::Unreachable.because("no answer in the time that --wait gives"))),
                     };
                 }
-                Happening::Due => {}
-                Happening::GuardianGone => return Err(Fault::Internal.because("the guardian process was killed")),
-                Happening::Guardian(_) => {}
+                MainEvent::Due => {}
+                MainEvent::GuardianGone => {
+                    self.give_up()?;
+                    return Err(Fault::Internal.because("the guardian process was killed"));
+                }
+                MainEvent::Guardian(_) => {}
             }
             if let Some(busy) = &busy {
                 self.voice.waiting(&self.job.name, busy.holder.as_ref(), busy.ahead, began.elapsed());
@@ -82,14 +87,14 @@ impl Run {
         }
     }
 
-    fn heard_while_waiting(&mut self, news: News) -> Result<Option<Waited>> {
+    fn heard_while_waiting(&mut self, news: KeeperEvent) -> Result<Option<Waited>> {
         match news {
-            News::Nested(_) if self.job.reentrant && self.job.once.is_some() => {
+            KeeperEvent::Nested(_) if self.job.reentrant && self.job.once.is_some() => {
                 let advice =
                     "--once is judged when a lock is taken, and this runs under one that an outer run has taken";
                 return Err(self.about(Fault::Usage.because(advice)));
             }
-            News::Nested(holder) if self.job.reentrant => {
+            KeeperEvent::Nested(holder) if self.job.reentrant => {
                 if !holder.owner.as_deref().is_some_and(ancestry::is_ancestor) {
                     let advice = "--reentrant works only in a process that the outer run has started: its variables are \
                                   here, but it is no ancestor of this process and would not end this command in time";
@@ -97,20 +102,20 @@ impl Run {
                 }
                 return Ok(Some(Waited::Nested(holder)));
             }
-            News::Nested(_) => {
+            KeeperEvent::Nested(_) => {
                 let advice = "this runs inside another run of the same lock and would wait for ever; \
                               --reentrant runs it under that one's lease";
                 return Err(self.about(Fault::Usage.because(advice)));
             }
-            News::AlreadyRan => {
+            KeeperEvent::AlreadyRan => {
                 let key = self.job.once.clone().unwrap_or_default();
                 self.voice.tell(&self.job.name, &Event::AlreadyRan { key: &key });
                 return Ok(Some(Waited::Not(Exit::OK)));
             }
-            News::OtherTerms(why) => return Err(self.about(Fault::OtherTerms.because(why))),
-            News::Failed(error) => return Err(self.about(error)),
-            News::Trouble(why) => self.voice.tell(&self.job.name, &Event::WaitingForBackend { why: &why }),
-            News::Recovered => self.voice.tell(&self.job.name, &Event::Recovered),
+            KeeperEvent::OtherTerms(why) => return Err(self.about(Fault::OtherTerms.because(why))),
+            KeeperEvent::Failed(error) => return Err(self.about(error)),
+            KeeperEvent::Trouble(why) => self.voice.tell(&self.job.name, &Event::WaitingForBackend { why: &why }),
+            KeeperEvent::Recovered => self.voice.tell(&self.job.name, &Event::Recovered),
             _ => {}
         }
         Ok(None)
@@ -123,7 +128,7 @@ impl Run {
         let until = clock::now() + LONGEST;
         loop {
             match self.next(Some(until))? {
-                Happening::Keeper(News::Withdrawn | News::Failed(_)) | Happening::Due => return Ok(()),
+                MainEvent::Keeper(KeeperEvent::Withdrawn | KeeperEvent::Failed(_)) | MainEvent::Due => return Ok(()),
                 _ => {}
             }
         }

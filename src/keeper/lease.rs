@@ -1,11 +1,11 @@
-//! The keeper's work, on its own runtime: one waiting loop, one renewing loop.
+//! The keeper's work: one waiting loop, one renewing loop.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{Charge, News, Order, Teller};
+use super::{KeeperConfig, KeeperEvent, Order, Teller};
 use crate::backend::{Attempt, Backend, Ending, Lease, Released, Renewal, within};
 use crate::clock;
 use crate::exit::Fault;
@@ -13,16 +13,19 @@ use crate::lock::{Deadlines, Holder, Term};
 use crate::mutant::{self, Mutant};
 use crate::random;
 
-pub struct Duty {
+pub struct KeeperLoop {
     pub backend: Box<dyn Backend>,
-    pub charge: Charge,
+    pub config: KeeperConfig,
     pub ordered: UnboundedReceiver<Order>,
-    pub tell: Teller,
+    pub teller: Teller,
     pub push: Box<dyn Fn(Deadlines) + Send>,
 }
 
 /// For a request that only has to be on its way.
 const LAST_WORD: Duration = Duration::from_millis(200);
+
+/// How long after a grant the backend is not asked to watch for changes.
+pub const QUIET: Duration = Duration::from_millis(20);
 
 /// How a lease stops being kept.
 enum Kept {
@@ -31,33 +34,34 @@ enum Kept {
     Unused,
 }
 
-impl Duty {
-    /// Until the lock is ours, or is not going to be.
-    pub async fn begin(&mut self) -> Option<Lease> {
-        match self.refuse_nested().await {
-            Ok(None) => self.acquire().await,
-            Ok(Some(holder)) => self.end(News::Nested(Box::new(holder))),
-            Err(error) => self.end(News::Failed(error)),
+impl KeeperLoop {
+    pub async fn run(&mut self) {
+        if let Some(mut lease) = self.begin().await {
+            match self.keep(&mut lease).await {
+                Kept::UntilReleased(ending) => {
+                    let released = self.release(&lease, &ending).await;
+                    self.teller.tell(KeeperEvent::Released(released));
+                }
+                Kept::Unused => drop(self.withdraw().await),
+            }
         }
     }
 
-    /// From there until it is not ours any more.
-    pub async fn go_on(&mut self, mut lease: Lease) {
-        match self.keep(&mut lease).await {
-            Kept::UntilReleased(ending) => {
-                let released = self.release(&lease, &ending).await;
-                self.tell.tell(News::Released(released));
-            }
-            Kept::Unused => drop(self.withdraw().await),
+    /// Until the lock is ours, or is not going to be.
+    async fn begin(&mut self) -> Option<Lease> {
+        match self.refuse_nested().await {
+            Ok(None) => self.acquire().await,
+            Ok(Some(holder)) => self.end(KeeperEvent::Nested(Box::new(holder))),
+            Err(error) => self.end(KeeperEvent::Failed(error)),
         }
     }
 
     async fn refuse_nested(&mut self) -> Result<Option<Holder>> {
-        if self.charge.ancestors.is_empty() {
+        if self.config.ancestors.is_empty() {
             return Ok(None);
         }
-        let state = within(self.charge.patience.connect, self.backend.inspect(&self.charge.ask.name)).await?;
-        Ok(self.charge.ancestors.iter().find_map(|owner| state.holder(owner)).cloned())
+        let state = within(self.config.patience.connect, self.backend.inspect(&self.config.ask.name)).await?;
+        Ok(self.config.ancestors.iter().find_map(|owner| state.holder(owner)).cloned())
     }
 
     /// The one waiting loop: try; if busy, sleep until something changes, our place needs a sign of life,
@@ -67,14 +71,14 @@ impl Duty {
         let mut troubled = false;
         let mut pause = Pause::new();
         loop {
-            let patience = if answered { self.charge.patience.attempt } else { self.charge.patience.connect };
+            let patience = if answered { self.config.patience.attempt } else { self.config.patience.connect };
             let attempt = tokio::select! {
                 biased;
                 _ = self.ordered.recv() => return self.withdraw().await,
-                attempt = within(patience, self.backend.try_acquire(&self.charge.ask)) => attempt,
+                attempt = within(patience, self.backend.try_acquire(&self.config.ask)) => attempt,
             };
             if attempt.is_ok() && std::mem::take(&mut troubled) {
-                self.tell.tell(News::Recovered);
+                self.teller.tell(KeeperEvent::Recovered);
             }
             match attempt {
                 Ok(Attempt::Granted(lease)) => return self.granted(lease).await,
@@ -82,7 +86,7 @@ impl Duty {
                     answered = true;
                     pause = Pause::new();
                     let ask_again = busy.ask_again;
-                    self.tell.tell(News::Busy(busy));
+                    self.teller.tell(KeeperEvent::Busy(busy));
                     tokio::select! {
                         biased;
                         _ = self.ordered.recv() => return self.withdraw().await,
@@ -90,16 +94,16 @@ impl Duty {
                         () = clock::sleep_until(ask_again) => {}
                     }
                 }
-                Ok(Attempt::OtherTerms(why)) => return self.end(News::OtherTerms(why)),
-                Ok(Attempt::AlreadyRan) => return self.end(News::AlreadyRan),
+                Ok(Attempt::OtherTerms(why)) => return self.end(KeeperEvent::OtherTerms(why)),
+                Ok(Attempt::AlreadyRan) => return self.end(KeeperEvent::AlreadyRan),
                 Err(error) if !answered || !may_pass(&error) => {
                     // It may have been applied all the same. Whoever waited in vain need not wait for this as well.
-                    let _ = within(LAST_WORD, self.backend.withdraw(&self.charge.ask)).await;
-                    return self.end(News::Failed(error));
+                    let _ = within(LAST_WORD, self.backend.withdraw(&self.config.ask)).await;
+                    return self.end(KeeperEvent::Failed(error));
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
-                        self.tell.tell(News::Trouble(format!("{error:#}")));
+                        self.teller.tell(KeeperEvent::Trouble(format!("{error:#}")));
                     }
                     tokio::select! {
                         biased;
@@ -111,8 +115,8 @@ impl Duty {
         }
     }
 
-    fn end(&self, news: News) -> Option<Lease> {
-        self.tell.tell(news);
+    fn end(&self, news: KeeperEvent) -> Option<Lease> {
+        self.teller.tell(news);
         None
     }
 
@@ -121,35 +125,41 @@ impl Duty {
         if mutant::is(Mutant::DeadlineFromReply) {
             lease.term.from = clock::now();
         }
-        let terms = self.charge.terms.shortened_to(lease.term.ttl);
+        let terms = self.config.terms.shortened_to(lease.term.ttl);
         if (lease.term.from + terms.renew_every()).has_passed() {
             match within(terms.attempt(), self.backend.renew(&lease)).await {
                 Ok(Renewal::Held(term)) => lease.term = term,
                 Ok(Renewal::Lost(why) | Renewal::Taken(why) | Renewal::Revoked(why)) => {
                     let lost = format!("granted, but lost again before the command could start: {why}");
-                    let _ = within(terms.attempt(), self.backend.withdraw(&self.charge.ask)).await;
-                    return self.end(News::Failed(Fault::NotOurs.because(lost)));
+                    let _ = within(terms.attempt(), self.backend.withdraw(&self.config.ask)).await;
+                    return self.end(KeeperEvent::Failed(Fault::NotOurs.because(lost)));
                 }
                 // The guardian sees for itself whether what is left is enough.
                 Err(_) => {}
             }
         }
         let told = Lease { term: self.backend.full_term(&lease), ..lease.clone() };
-        self.tell.tell(News::Granted(told, terms.deadlines(lease.term)));
+        self.teller.tell(KeeperEvent::Granted(told, terms.deadlines(lease.term)));
         Some(lease)
     }
 
     async fn withdraw(&mut self) -> Option<Lease> {
-        let _ = within(self.charge.patience.attempt, self.backend.withdraw(&self.charge.ask)).await;
-        self.end(News::Withdrawn)
+        let _ = within(self.config.patience.attempt, self.backend.withdraw(&self.config.ask)).await;
+        self.end(KeeperEvent::Withdrawn)
     }
 
     /// The one renewing loop. Unknown is neither lost nor held: it only fails to push the deadline.
     async fn keep(&mut self, lease: &mut Lease) -> Kept {
         let mut troubled = false;
         let mut pause = Pause::new();
+        // A command that is over by then costs the server nothing but the lock.
+        tokio::select! {
+            biased;
+            order = self.ordered.recv() => return kept(order),
+            () = tokio::time::sleep(QUIET) => {}
+        }
         loop {
-            let terms = self.charge.terms.shortened_to(lease.term.ttl);
+            let terms = self.config.terms.shortened_to(lease.term.ttl);
             let due = lease.term.from + terms.renew_every();
             tokio::select! {
                 biased;
@@ -168,30 +178,30 @@ impl Duty {
             };
             if renewal.is_ok() && std::mem::take(&mut troubled) {
                 pause = Pause::new();
-                self.tell.tell(News::Recovered);
+                self.teller.tell(KeeperEvent::Recovered);
             }
             match renewal {
                 Ok(Renewal::Held(term)) => {
                     lease.term = term;
-                    let deadlines = self.charge.terms.deadlines(term);
+                    let deadlines = self.config.terms.deadlines(term);
                     (self.push)(deadlines);
-                    self.tell.tell(News::Renewed(deadlines));
+                    self.teller.tell(KeeperEvent::Renewed(deadlines));
                 }
                 Ok(Renewal::Lost(why)) => {
-                    self.tell.tell(News::Lost(why));
+                    self.teller.tell(KeeperEvent::Lost(why));
                     return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Taken(reason)) => {
-                    self.tell.tell(News::Taken(reason));
+                    self.teller.tell(KeeperEvent::Taken(reason));
                     return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Revoked(reason)) => {
-                    self.tell.tell(News::Revoked(reason));
+                    self.teller.tell(KeeperEvent::Revoked(reason));
                     return kept(self.ordered.recv().await);
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut troubled, true) {
-                        self.tell.tell(News::Trouble(format!("{error:#}")));
+                        self.teller.tell(KeeperEvent::Trouble(format!("{error:#}")));
                     }
                     tokio::select! {
                         biased;
@@ -206,13 +216,13 @@ impl Duty {
     /// Tries until it is done or the lease has run out by itself.
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         const LONGEST: Duration = Duration::from_secs(5);
-        let end = self.charge.terms.deadlines(lease.term).end;
+        let end = self.config.terms.deadlines(lease.term).end;
         let until = end.min(clock::now() + LONGEST);
         let in_time = !end.has_passed();
         let mut unanswered = false;
         let mut pause = Pause::new();
         loop {
-            match within(self.charge.patience.attempt, self.backend.release(lease, ending)).await {
+            match within(self.config.patience.attempt, self.backend.release(lease, ending)).await {
                 Err(error) if !may_pass(&error) || until.has_passed() => return Err(error),
                 Err(_) => {
                     unanswered = true;
