@@ -6,7 +6,7 @@ mod fence;
 mod force_release;
 mod generate;
 mod run;
-mod status;
+pub mod status;
 mod tenure;
 mod words;
 
@@ -17,48 +17,49 @@ use clap::error::ErrorKind;
 
 use crate::backend::DiskTrouble;
 use crate::cli::{self, Common, Verb};
-use crate::config::{self, Acquisition, Examination, Fence, Job, StatusQuery, Takeaway, Tenure};
+use crate::config::{self, Acquisition, Examination, Fence, Job, Layers, Loaded, StatusQuery, Takeaway, Tenure, load};
 use crate::exit::{Exit, Fault};
-use crate::report::{Format, Loudness, NobodyReads, Voice};
+use crate::report::{Loudness, NobodyReads, Voice};
 
 /// Does what was typed. The one place where the verbs are told apart.
 pub fn obey(verb: Verb) -> Exit {
     match verb {
-        Verb::Run(args) if args.explain => {
-            told(config::voice(&args.common), |_| explain::explain(&Job::from_args(*args)?))
-        }
-        Verb::Run(args) => told(config::voice(&args.common), |voice| run::run(Job::from_args(*args)?, voice)),
+        Verb::Run(args) => with(load(&args.common), |layers, voice| {
+            let explain = args.explain;
+            let job = Job::from_args(*args, layers)?;
+            if explain { explain::explain(&job) } else { run::run(job, voice) }
+        }),
         Verb::Status(args) => {
-            told(config::voice(&args.common), |voice| status::status(&StatusQuery::from_args(args)?, voice))
+            with(load(&args.common), |layers, voice| status::status(&StatusQuery::from_args(args, layers)?, voice))
         }
         Verb::ForceRelease(args) => {
-            told(config::voice(&args.common), |_| force_release::force_release(&Takeaway::from_args(args)?))
+            with(load(&args.common), |layers, _| force_release::force_release(&Takeaway::from_args(args, layers)?))
         }
         Verb::Acquire(args) => {
-            told(config::voice(&args.common), |voice| tenure::acquire(Acquisition::from_args(args)?, voice))
+            with(load(&args.common), |layers, voice| tenure::acquire(Acquisition::from_args(args, layers)?, voice))
         }
-        Verb::Renew(args) => told(config::voice(&args.common), |_| tenure::change(&Tenure::to_renew(args)?)),
-        Verb::Release(args) => told(config::voice(&args.common), |_| tenure::change(&Tenure::to_release(args)?)),
-        Verb::Doctor(args) => told(config::voice(&args.common), |_| doctor::doctor(&Examination::from_args(args)?)),
+        Verb::Renew(args) => with(load(&args.common), |layers, _| tenure::change(&Tenure::to_renew(args, layers)?)),
+        Verb::Release(args) => with(load(&args.common), |layers, _| tenure::change(&Tenure::to_release(args, layers)?)),
+        Verb::Doctor(args) => {
+            with(load(&args.common), |layers, _| doctor::doctor(&Examination::from_args(args, layers)?))
+        }
         Verb::Fence(args) => {
             let common = Common { log: args.log.clone(), ..Common::default() };
-            told(config::voice(&common), |voice| fence::fence(&Fence::from_args(args)?, voice))
+            with(load(&common), |_, voice| fence::fence(&Fence::from_args(args)?, voice))
         }
-        Verb::Completions { shell } => told(Ok(PLAIN), |_| generate::completions(shell)),
-        Verb::Man => told(Ok(PLAIN), |_| generate::man()),
-        Verb::Words(args) => told(config::voice(&args.common), |_| words::words(args)),
+        Verb::Completions { shell } => with(Ok(Loaded::nothing()), |_, _| generate::completions(shell)),
+        Verb::Man => with(Ok(Loaded::nothing()), |_, _| generate::man()),
+        Verb::Words(args) => with(load(&args.common), |layers, _| words::words(args, layers)),
     }
 }
 
-const PLAIN: (Format, Loudness) = (Format::Text, Loudness::Normal);
-
-/// Does the work, and reports on standard error why it failed.
-fn told(voice: Result<(Format, Loudness)>, work: impl FnOnce(Voice) -> Result<Exit>) -> Exit {
-    let (format, loudness) = match &voice {
-        Ok(voice) => *voice,
+/// Does the work with the configuration, and reports on standard error why it failed.
+fn with(loaded: Result<Loaded>, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
+    let (format, loudness) = match &loaded {
+        Ok(loaded) => (loaded.format, loaded.loudness),
         Err(_) => (config::typed_format(typed()), Loudness::Normal),
     };
-    match voice.and_then(|_| work(Voice::new(format, loudness))) {
+    match loaded.and_then(|loaded| work(loaded.layers, Voice::new(format, loudness))) {
         Ok(exit) => exit,
         Err(error) if error.is::<NobodyReads>() => Exit::OK,
         Err(error) => {

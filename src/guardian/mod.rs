@@ -10,7 +10,7 @@ mod command;
 mod terminal;
 mod tree;
 mod watch;
-mod wire;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
