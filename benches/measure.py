@@ -15,7 +15,6 @@ import handover
 import holding
 import listing
 import machine
-import order
 import servers
 import startup
 import uncontended
@@ -49,21 +48,19 @@ SECTIONS = {
     "listing": listing.measure,
     "callgrind": callgrind.measure,
 }
-# Only if it is named: it changes how dlock is linked.
-OTHERS = {"order": order.measure}
 
 NAMES = [kind.name for kind in [servers.Files, *servers.WITH_SERVERS]]
 
 
 def arguments():
     parser = argparse.ArgumentParser(prog="benches/run", description="Measures dlock and other tools side by side.")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all), or order")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--on", action="append", metavar="BACKEND", choices=NAMES, help=f"only on: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="measure less often, to see that it works")
     parser.add_argument("--record", action="store_true", help="keep callgrind's count as the one to compare with")
     parser.add_argument("--publish", action="store_true", help="put the result of a whole run into docs/speed.md")
     asked = parser.parse_args()
-    unknown = set(asked.sections) - set(SECTIONS | OTHERS)
+    unknown = set(asked.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no such section: {', '.join(unknown)}")
     if asked.publish and (asked.quick or asked.sections or asked.on):
@@ -101,7 +98,7 @@ def main():
         bench = Bench(stack, asked)
         for name in asked.sections or SECTIONS:
             print(f"measuring: {name}", file=sys.stderr)
-            tables[name] = (SECTIONS | OTHERS)[name](bench)
+            tables[name] = SECTIONS[name](bench)
             # After every section: what is measured is kept, whatever happens to the next.
             facts["load at the end"] = machine.load()
             text = write(asked, facts, tables)

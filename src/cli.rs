@@ -1,12 +1,14 @@
-//! What can be typed: clap's structs and the help text. No logic, and nothing of ours is imported;
-//! `config` turns this into what is meant.
+//! What can be typed: clap's structs and the help text. Nothing of ours is imported; `config` turns this into what is
+//! meant.
 
-mod plain;
+mod read;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+
+pub use read::mistake;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -22,7 +24,9 @@ pub struct Cli {
     pub verb: Verb,
 }
 
+// Only the verb that was typed is set up: all of them would take longer than locking a file.
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub enum Verb {
     /// Acquire a lock, run a command while it is held, release it, exit as the command did
     Run(Box<RunArgs>),
@@ -49,7 +53,7 @@ pub enum Verb {
     Words(WordsArgs),
 }
 
-/// Which backend, and how dlock talks about it.
+// Which backend, and how dlock talks about it. A doc comment would be shown as the help of every verb that has these.
 #[derive(Args, Debug, Default)]
 pub struct Common {
     /// Backend URL, or the name of a profile in the config file; without one, local files
@@ -336,24 +340,4 @@ pub struct FenceArgs {
     /// The command and its arguments
     #[arg(last = true, value_name = "CMD", required = true)]
     pub argv: Vec<OsString>,
-}
-
-impl Cli {
-    /// What was typed.
-    pub fn read() -> Result<Cli, clap::Error> {
-        match plain::read(std::env::args_os().skip(1)) {
-            Some(verb) => Ok(Cli { verb }),
-            None => Cli::try_parse_from(plain::with_watch_joined(std::env::args_os())),
-        }
-    }
-
-    pub fn has_verb(word: &str) -> bool {
-        Cli::command().find_subcommand(word).is_some()
-    }
-
-    /// Whether some verb has a flag of this name, without the dashes.
-    pub fn has_flag(word: &str) -> bool {
-        let is_it = |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&word));
-        Cli::command().get_subcommands().any(|verb| verb.get_arguments().any(is_it))
-    }
 }

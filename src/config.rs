@@ -16,10 +16,10 @@ use crate::backend::{Address, Patience, file_default_address};
 use crate::cli;
 use crate::exit::{Exit, Fault};
 use crate::lock::{LockName, Mode, OwnerId, Terms, Token};
-use layers::Layers;
-pub use layers::{Explained, SETTINGS, variable};
+pub use file::ConfigFile;
+pub use layers::{Explained, Layers, SETTINGS, variable};
 pub use values::{Leftovers, OnLost, nearest};
-pub use voice::{typed_format, voice};
+pub use voice::{Loaded, load, typed_format};
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
@@ -125,8 +125,7 @@ pub struct Fence {
 }
 
 impl Job {
-    pub fn from_args(args: cli::RunArgs) -> Result<Job> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn from_args(args: cli::RunArgs, mut layers: Layers) -> Result<Job> {
         let ttl = layers.explain("ttl", args.ttl.as_deref(), values::duration, || "30s".into())?;
         let ttl = ttl.unwrap_or(DEFAULT_TTL);
         let usual = || Terms::new(ttl, None).map_or_else(|_| "none".into(), |terms| values::shown(terms.kill_after));
@@ -185,14 +184,8 @@ impl Job {
     }
 }
 
-/// The names of the profiles in the config file.
-pub fn profiles(common: &cli::Common) -> Result<Vec<String>> {
-    Layers::profiles(common)
-}
-
 impl StatusQuery {
-    pub fn from_args(args: cli::StatusArgs) -> Result<StatusQuery> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn from_args(args: cli::StatusArgs, mut layers: Layers) -> Result<StatusQuery> {
         let names = args.names.iter().map(|name| name.parse()).collect::<Result<_>>().context(Fault::Usage)?;
         let watch = args.watch.as_deref().map(values::duration).transpose().context("--watch").context(Fault::Usage)?;
         Ok(StatusQuery {
@@ -206,8 +199,7 @@ impl StatusQuery {
 }
 
 impl Takeaway {
-    pub fn from_args(args: cli::ForceReleaseArgs) -> Result<Takeaway> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn from_args(args: cli::ForceReleaseArgs, mut layers: Layers) -> Result<Takeaway> {
         let token = args.token.as_deref().map(values::token).transpose().context("--token").context(Fault::Usage)?;
         Ok(Takeaway {
             service: Service::from_layers(&mut layers, &args.common, None)?,
@@ -221,7 +213,7 @@ impl Takeaway {
 }
 
 impl Acquisition {
-    pub fn from_args(args: cli::AcquireArgs) -> Result<Acquisition> {
+    pub fn from_args(args: cli::AcquireArgs, layers: Layers) -> Result<Acquisition> {
         let as_run = cli::RunArgs {
             name: args.name,
             common: args.common,
@@ -235,21 +227,19 @@ impl Acquisition {
             argv: vec!["dlock".into(), "acquire".into()],
             ..cli::RunArgs::default()
         };
-        Ok(Acquisition { job: Job::from_args(as_run)?, json: args.json })
+        Ok(Acquisition { job: Job::from_args(as_run, layers)?, json: args.json })
     }
 }
 
 impl Tenure {
-    pub fn to_renew(args: cli::RenewArgs) -> Result<Tenure> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
         Terms::new(ttl, None).context(Fault::Usage)?;
         let term = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
         Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), term)
     }
 
-    pub fn to_release(args: cli::ReleaseArgs) -> Result<Tenure> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<Tenure> {
         Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), Extension::End)
     }
 
@@ -272,8 +262,7 @@ impl Tenure {
 }
 
 impl Examination {
-    pub fn from_args(args: cli::DoctorArgs) -> Result<Examination> {
-        let mut layers = Layers::load(&args.common)?;
+    pub fn from_args(args: cli::DoctorArgs, mut layers: Layers) -> Result<Examination> {
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
         let kill_after = layers.get("kill-after", None, values::duration)?;
         let terms = Terms::new(ttl, kill_after).context(Fault::Usage)?;

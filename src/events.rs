@@ -1,7 +1,6 @@
 //! What the main thread waits for: signals, the guardian, the keeper, and a moment in time.
 
-use std::fs::File;
-use std::os::fd::{AsFd, IntoRawFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -55,25 +54,6 @@ const FORWARDED: [Signal; 9] = [
     Signal::SIGCONT,
     Signal::SIGTSTP,
 ];
-
-/// Makes sure that standard input, output and error are open, so that no file of ours is taken for one of them, and that
-/// a reader who has gone away is an error and not our end. Two threads that hardly ever meet need one heap, not two.
-#[allow(unsafe_code)]
-pub fn settle() {
-    // SAFETY: whether there is such a descriptor is just what is asked.
-    let closed = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } < 0;
-    for _ in [0, 1, 2].iter().filter(|fd| closed(fd)) {
-        // The lowest number that is free is the one that is missing.
-        let null = File::options().read(true).write(true).open("/dev/null");
-        null.map(IntoRawFd::into_raw_fd).ok();
-    }
-    // SAFETY: nobody else is there yet.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-    set(Signal::SIGPIPE, SigHandler::SigIgn);
-}
 
 /// To be ignored, or not.
 #[allow(unsafe_code)]

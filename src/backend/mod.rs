@@ -9,15 +9,15 @@
 //! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
 
 mod address;
-mod etcd;
-mod file;
-mod postgres;
-mod redis;
+pub mod etcd;
+pub mod file;
+pub mod postgres;
+pub mod redis;
 mod redlock;
 #[cfg(test)]
 pub mod scripted;
 mod tls;
-mod zookeeper;
+pub mod zookeeper;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

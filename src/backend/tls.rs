@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
@@ -15,7 +15,7 @@ use crate::exit::Fault;
 
 /// What the address says about TLS. Reads files, sends nothing.
 pub fn client_config(address: &Address) -> Result<Arc<ClientConfig>> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .context("rustls and its provider share no TLS version")?
         .with_root_certificates(roots(address.param("tls-ca")).context(Fault::Config)?);

@@ -3,7 +3,7 @@
 mod completions;
 
 use anyhow::Result;
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use crate::backend;
@@ -27,8 +27,7 @@ pub fn man() -> Result<Exit> {
 }
 
 fn man_page() -> String {
-    let mut cli = Cli::command();
-    cli.build();
+    let cli = Cli::complete();
     let version = cli.get_version().unwrap_or_default();
     let mut page = format!(".TH DLOCK 1 2026-11-16 \"dlock {version}\" \"User Commands\"\n.SH NAME\n");
     page += &format!(

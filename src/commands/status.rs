@@ -1,6 +1,6 @@
 //! `dlock status`: who holds what, since when, who waits, how the last run ended.
 
-mod table;
+pub mod table;
 
 use std::io::IsTerminal;
 

@@ -9,19 +9,19 @@ use super::block_on;
 use super::doctor::is_spent_probe;
 use crate::backend::{self, within};
 use crate::cli::{StatusArgs, Words, WordsArgs};
-use crate::config::{self, StatusQuery};
+use crate::config::{Layers, StatusQuery};
 use crate::exit::Exit;
 use crate::report::print;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 1000;
 
-pub fn words(args: WordsArgs) -> Result<Exit> {
+pub fn words(args: WordsArgs, layers: Layers) -> Result<Exit> {
     let words = match args.kind {
-        Words::Profiles => config::profiles(&args.common)?,
+        Words::Profiles => layers.profiles(),
         Words::Names => {
             let query = StatusArgs { common: args.common, ..StatusArgs::default() };
-            let service = StatusQuery::from_args(query)?.service;
+            let service = StatusQuery::from_args(query, layers)?.service;
             let mut backend = backend::open(&service.address, service.patience)?;
             block_on(within(PATIENCE, async {
                 let mut names: Vec<String> = Vec::new();

@@ -50,7 +50,7 @@ impl ConfigFile {
         read().with_context(|| path.display().to_string()).context(Fault::Config)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
+    pub fn parse(path: &Path, text: &str) -> Result<ConfigFile> {
         let table: Table = text.parse().map_err(|error: toml::de::Error| one_line(&error, text))?;
         let mut file = ConfigFile { path: path.to_owned(), ..ConfigFile::default() };
         for (key, value) in table {

@@ -65,6 +65,7 @@ pub struct Explained {
     pub source: Source,
 }
 
+#[derive(Default)]
 pub struct Layers {
     file: ConfigFile,
     profile: Option<(String, Profile)>,
@@ -78,17 +79,21 @@ impl Layers {
         if let Some((backend, source)) = layers.find("backend", common.backend.as_deref())?
             && !backend.contains("://")
         {
-            let profile = layers.file.profiles.remove(&backend).with_context(|| match layers.file.profiles.len() {
-                0 => format!("{backend:?} is neither a URL nor a profile: the config file has no [backends.{backend}]"),
-                _ => unknown(&backend, layers.file.profiles.keys().map(String::as_str)).replace("key", "profile"),
-            });
+            let profile =
+                layers.file.profiles.get(&backend).cloned().with_context(|| match layers.file.profiles.len() {
+                    0 => format!(
+                        "{backend:?} is neither a URL nor a profile: the config file has no [backends.{backend}]"
+                    ),
+                    _ => unknown(&backend, layers.file.profiles.keys().map(String::as_str)).replace("key", "profile"),
+                });
             layers.profile = Some((backend, profile.with_context(|| source.to_string()).context(Fault::Config)?));
         }
         Ok(layers)
     }
 
-    pub fn profiles(common: &cli::Common) -> Result<Vec<String>> {
-        Ok(ConfigFile::load(common.config.as_deref())?.profiles.into_keys().collect())
+    /// The names of the profiles in the config file.
+    pub fn profiles(&self) -> Vec<String> {
+        self.file.profiles.keys().cloned().collect()
     }
 
     /// The backend that was chosen, if any was.

@@ -1,4 +1,4 @@
-//! How dlock speaks: looked up before anything else, so that errors are spoken the right way.
+//! The configuration is read once, and first of all for how dlock speaks, so that errors are spoken the right way.
 
 use anyhow::Result;
 
@@ -6,7 +6,21 @@ use super::{Layers, values, variable};
 use crate::cli;
 use crate::report::{Format, Loudness};
 
-pub fn voice(common: &cli::Common) -> Result<(Format, Loudness)> {
+/// The configuration, and how dlock speaks in this run.
+pub struct Loaded {
+    pub layers: Layers,
+    pub format: Format,
+    pub loudness: Loudness,
+}
+
+impl Loaded {
+    /// For verbs that need no configuration.
+    pub fn nothing() -> Loaded {
+        Loaded { layers: Layers::default(), format: Format::Text, loudness: Loudness::Normal }
+    }
+}
+
+pub fn load(common: &cli::Common) -> Result<Loaded> {
     let layers = Layers::load(common)?;
     let format = layers.get("log", common.log.as_deref(), values::format)?.unwrap_or(Format::Text);
     let verbose = common.verbose || layers.get("verbose", None, values::yes_or_no)?.unwrap_or(false);
@@ -16,7 +30,7 @@ pub fn voice(common: &cli::Common) -> Result<(Format, Loudness)> {
         (_, true) => Loudness::Quiet,
         _ => Loudness::Normal,
     };
-    Ok((format, loudness))
+    Ok(Loaded { layers, format, loudness })
 }
 
 /// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.

@@ -13,7 +13,7 @@ pub mod priority;
 mod terminal;
 mod tree;
 mod watch;
-mod wire;
+pub mod wire;
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

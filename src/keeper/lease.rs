@@ -11,7 +11,6 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Deadlines, Holder, Term};
 use crate::mutant::{self, Mutant};
-use crate::random;
 
 pub struct KeeperLoop {
     pub backend: Box<dyn Backend>,
@@ -267,8 +266,8 @@ impl Pause {
     }
 
     async fn next(&mut self) {
-        let [random] = random::bytes().unwrap_or_default();
-        let jitter = self.0.mul_f64(f64::from(random) / 255.0);
+        let random = getrandom::u32().unwrap_or_default();
+        let jitter = self.0.mul_f64(f64::from(random) / f64::from(u32::MAX));
         tokio::time::sleep(self.0 + jitter).await;
         self.0 = (self.0 * 2).min(Duration::from_millis(500));
     }

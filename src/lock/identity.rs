@@ -7,8 +7,6 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::random;
-
 /// `host.pid.random`: safe in a shell, in `ps`, as a Redis value and as part of a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -79,7 +77,8 @@ impl Identity {
         };
         let pid = std::process::id();
         let label: String = host.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(63).collect();
-        let owner = OwnerId(format!("{label}.{pid}.{:016x}", u64::from_be_bytes(random::bytes()?)));
+        let random = getrandom::u64().context("the kernel gave no random bytes")?;
+        let owner = OwnerId(format!("{label}.{pid}.{random:016x}"));
         Ok(Identity { owner, host, pid, user, command: clip(command, LONGEST_COMMAND) })
     }
 

@@ -15,7 +15,7 @@ mod leave;
 mod members;
 mod place;
 mod predecessor;
-mod queue;
+pub mod queue;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -127,18 +127,22 @@ impl Contender {
 
 impl From<&KeyValue> for Contender {
     fn from(kv: &KeyValue) -> Contender {
-        let text = String::from_utf8_lossy(kv.value());
-        let who = Identity::from_json(&text);
-        let card = who.as_ref().and_then(|_| serde_json::from_str(&text).ok());
+        let (who, card) = read_card(kv.value()).unzip();
         Contender {
             key: kv.key().to_vec(),
             lease: kv.lease(),
             created: kv.create_revision(),
             modified: kv.mod_revision(),
-            who: who.filter(|_| card.is_some()),
+            who,
             card,
         }
     }
+}
+
+/// What a key's value says; nothing, if it is not one of ours.
+pub fn read_card(value: &[u8]) -> Option<(Identity, Card)> {
+    let text = String::from_utf8_lossy(value);
+    Some((Identity::from_json(&text)?, serde_json::from_str(&text).ok()?))
 }
 
 /// One look at a queue, and at what was read along with it.

@@ -15,10 +15,10 @@ mod foreign;
 mod linger;
 mod once;
 mod paths;
-mod record;
+pub mod record;
 mod status;
 mod take;
-mod token;
+pub mod token;
 mod wait;
 mod watch;
 

@@ -14,7 +14,6 @@ use nix::libc;
 use super::directory::refusal;
 use crate::backend::KEPT_FOR_THE_LATE;
 use crate::lock::{LastRun, OwnerId};
-use crate::random;
 
 /// Never through a link, and never waiting for whoever is at the other end of a pipe.
 const SAFELY: i32 = libc::O_NOFOLLOW | libc::O_NOCTTY | libc::O_NONBLOCK;
@@ -40,7 +39,8 @@ impl Paths {
 
     /// Writes a file so that others see all of it or the one before.
     pub fn replace(&self, path: &Path, content: &[u8]) -> Result<File> {
-        let temporary = self.side.join(format!("tmp.{:016x}", u64::from_ne_bytes(random::bytes()?)));
+        let random = getrandom::u64().context("the kernel gave no random bytes")?;
+        let temporary = self.side.join(format!("tmp.{random:016x}"));
         let write = || -> IoResult<File> {
             let mut file = self.make(&temporary, File::options().read(true).write(true).truncate(true))?;
             // Others tell by this lock whether whoever wrote the file is still there.

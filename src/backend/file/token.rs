@@ -32,12 +32,12 @@ struct Counter {
 /// Counts on, durably.
 pub fn next(paths: &Paths) -> Result<Token> {
     let path = paths.token();
-    let mut file = paths.open(&path)?;
+    let file = paths.open(&path)?;
     let date = clock::wall().duration_since(UNIX_EPOCH).map_or(0, micros);
-    advance(&mut file, date, boot_id()).map_err(|error| refusal(error, "cannot record the fencing token in", &path))
+    advance(&file, date, boot_id()).map_err(|error| refusal(error, "cannot record the fencing token in", &path))
 }
 
-fn advance(file: &mut File, date: u64, boot: &str) -> std::io::Result<Token> {
+pub fn advance(file: &File, date: u64, boot: &str) -> std::io::Result<Token> {
     let mut text = [0; 128];
     let length = file.read_at(&mut text, 0)?;
     let (counter, must_be_kept) = Counter::read(&String::from_utf8_lossy(&text[..length])).next(date, boot);

@@ -40,9 +40,8 @@ pub struct Answer {
 impl Client {
     pub fn new(address: &Address, patience: Patience) -> Result<Client> {
         let settings = Settings::of(address)?;
-        let mut random = [0u8; 8];
-        getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
-        let channel = format!("{}_{:016x}", settings.schema, u64::from_be_bytes(random));
+        let random = getrandom::u64().context("the kernel gave no random bytes")?;
+        let channel = format!("{}_{random:016x}", settings.schema);
         Ok(Client { settings, patience, channel, session: None, left_alone: None })
     }
 

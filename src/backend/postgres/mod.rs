@@ -23,7 +23,7 @@ mod revoke;
 mod schema;
 mod session;
 mod settings;
-mod status;
+pub mod status;
 mod tls;
 
 use std::time::Duration;

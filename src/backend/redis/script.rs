@@ -55,7 +55,7 @@ fn invoke(verb: &str, script: &str, keys: &[String], args: &[&str]) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+    use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
     use super::*;
 

@@ -28,10 +28,10 @@ mod link;
 mod operate;
 mod place;
 mod queue;
-mod record;
+pub mod record;
 mod release;
 mod renew;
-mod reply;
+pub mod reply;
 mod request;
 mod taken;
 

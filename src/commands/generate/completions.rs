@@ -2,7 +2,6 @@
 //! itself, on the backend that the line names.
 
 use anyhow::Result;
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::cli::Cli;
@@ -16,7 +15,7 @@ const CHOICES: [(&str, &[&str]); 3] =
     [("log", &["text", "json"]), ("on_lost", &["kill", "signal"]), ("leftovers", &["kill", "wait", "leave"])];
 
 pub fn script(shell: Shell) -> Result<String> {
-    let mut cli = Cli::command();
+    let mut cli = Cli::complete();
     let verbs: Vec<String> = cli.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
     for verb in &verbs {
         cli = cli.mut_subcommand(verb, |verb| {

@@ -25,7 +25,9 @@ pub fn binary() -> &'static Path {
         cargo.current_dir(root).args(["build", "--quiet", "--locked", "--features", "mutants", "--bin", "dlock"]);
         let built = cargo.arg("--target-dir").arg(&target).output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        target.join("debug/dlock")
+        // As the one under test, below its own target directory: TRIPLE/debug/dlock.
+        let ours = assert_cmd::cargo::cargo_bin!("dlock");
+        target.join(ours.strip_prefix(ours.ancestors().nth(3).unwrap()).unwrap())
     })
 }
 
