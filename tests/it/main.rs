@@ -15,6 +15,7 @@ mod file;
 mod hard_to_end;
 mod matrix;
 mod operating;
+mod partition;
 mod patience;
 mod postgres;
 mod readme;

@@ -6,6 +6,7 @@ mod dlock;
 pub mod etcd;
 mod file;
 mod home;
+mod netns;
 mod pooler;
 mod postgres;
 mod proxy;
@@ -22,13 +23,14 @@ pub use daemon::{Daemon, free_port};
 pub use dlock::{Dlock, Ended, Running};
 pub use file::{FileBed, may_mount};
 pub use home::server_home;
+pub use netns::{Network, address, cannot_make_networks};
 pub use pooler::Pooler;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use redis::{Redis, Redlock, Sentinel};
 pub use terminal::Terminal;
 pub use witness::{Log, Run, overlaps, tokens_grow};
-pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at};
+pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, zookeeper_server};
 
 /// A backend to test on. Many tests share its server, so each uses names of its own.
 pub trait Bed {
