@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use service::{HOLDER, Kind, Service, WAITER};
 
-use crate::support::{Log, Network, cannot_make_networks, overlaps};
-use crate::support::{tokens_grow, unique, until};
+use crate::support::{Log, Network, cannot_make_networks, overlaps, to_the_end, tokens_grow, unique, until};
 
 /// So many cells are played at once.
 const AT_ONCE: usize = 3;
@@ -159,7 +158,8 @@ fn play(cells: &[Cell]) -> Vec<(Cell, Outcome)> {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(number) = { waiting.lock().unwrap().pop() } {
-                    let outcome = cells[number].play();
+                    let failed = |why: String| Outcome { overlap: None, hand_over: None, wrong: vec![why] };
+                    let outcome = to_the_end(|| cells[number].play()).unwrap_or_else(failed);
                     eprintln!("{}: {:?} {:?}", cells[number].name(), outcome.hand_over, outcome.wrong);
                     played.lock().unwrap().push((number, cells[number], outcome));
                 }

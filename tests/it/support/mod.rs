@@ -81,6 +81,14 @@ pub fn soon_after<T>(seconds: u64, what: impl FnOnce() -> T) -> T {
     outcome
 }
 
+/// Plays something for a table, in which one that fails is a line like the others: an `Err` says how it did.
+pub fn to_the_end<T>(what: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+    })
+}
+
 /// A name nobody else uses, also when tests of earlier runs left something on a server; and none is the
 /// beginning of another, for processes are found by them.
 pub fn unique(stem: &str) -> String {
