@@ -21,6 +21,7 @@ mod server;
 mod short;
 mod site;
 mod soak;
+mod storm;
 mod tool;
 
 use std::sync::Mutex;
