@@ -24,5 +24,7 @@ mod redlock;
 mod run;
 mod signals;
 mod support;
+mod tokens;
+mod torn;
 mod triage;
 mod zookeeper;

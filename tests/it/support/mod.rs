@@ -26,7 +26,7 @@ pub use home::server_home;
 pub use netns::{Network, address, cannot_make_networks};
 pub use pooler::Pooler;
 pub use postgres::Postgres;
-pub use proxy::Proxy;
+pub use proxy::{Proxy, Tear};
 pub use redis::{Redis, Redlock, Sentinel};
 pub use terminal::Terminal;
 pub use witness::{Log, Run, overlaps, tokens_grow};
