@@ -24,7 +24,6 @@ mod redlock;
 mod run;
 mod signals;
 mod support;
-mod tokens;
 mod torn;
 mod triage;
 mod zookeeper;

@@ -22,6 +22,7 @@ mod short;
 mod site;
 mod soak;
 mod storm;
+mod tokens;
 mod tool;
 
 use std::sync::Mutex;
