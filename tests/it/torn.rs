@@ -118,7 +118,7 @@ impl Ground {
         // Long enough for a renewal.
         let mut torn = dlock.args(log.witness(&["for=500", "ignore-term"])).spawn();
         let ran = usize::from(before.is_some()) + 1;
-        until("the run to begin, or dlock to give up", || log.runs().len() >= ran || torn.has_ended());
+        until("the run to begin, or dlock to give up", || log.processes() >= ran || torn.has_ended());
         let next = others("50s", &["for=20"]);
         until("dlock to end", || torn.has_ended());
         let (took, code, said) = (began.elapsed(), torn.code(), torn.stderr());
@@ -131,7 +131,8 @@ impl Ground {
                 wrong.push(what)
             }
         };
-        let known = matches!(code, Some(0 | 69 | 75 | 79));
+        // On a machine so busy that the guardian is late, dlock ends the command itself.
+        let known = matches!(code, Some(0 | 69 | 75 | 79)) || code == Some(125) && said.contains("the guardian");
         must(known && said.lines().all(|line| line.starts_with("dlock: ")), format!("exit code {code:?}: {said}"));
         must(next.code == Some(0), format!("the next did not get the lock: {next:?}"));
         must(before.as_ref().is_none_or(|one| one.code == Some(0)), format!("the one before: {before:?}"));

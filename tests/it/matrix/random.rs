@@ -90,7 +90,7 @@ impl Contender {
 
     /// Whether its command has begun.
     pub fn has_run(&self) -> bool {
-        std::fs::read_dir(self.log.path()).unwrap().next().is_some()
+        self.log.processes() > 0
     }
 
     /// Of one that has ended, as was seen by this instant.
