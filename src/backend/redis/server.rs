@@ -75,15 +75,15 @@ impl Server {
         if !self.link.as_ref().is_some_and(Link::is_sound) {
             self.link = None;
             let within = self.patience.connect;
-            let connect = self.target.connect(self.node.as_deref(), within);
+            // A node that cannot be reached may have left the cluster: then we begin again where we began, also if our
+            // caller gives up while we still try.
+            let node = self.node.take();
+            let connect = self.target.connect(node.as_deref(), within);
             let connected = tokio::time::timeout(within, connect).await.unwrap_or_else(|_| {
                 Err(Fault::Unreachable.because(format_args!("no connection to {} within {within:?}", self.host())))
             });
-            // A node that cannot be reached may have left the cluster: begin again where we began.
-            if connected.is_err() {
-                self.node = None;
-            }
             self.link = Some(connected?);
+            self.node = node;
         }
         self.link.as_mut().context("connected just now")
     }
@@ -182,5 +182,31 @@ mod tests {
         let asked = asked.join().unwrap();
         assert!(asked.iter().all(|request| request.contains("ASKING")), "{asked:?}");
         assert!(asked[1].contains("return 1"), "{asked:?}");
+    }
+
+    /// Its password goes unanswered, so whoever connects to it is still at it when its caller gives up.
+    #[tokio::test]
+    async fn a_node_that_does_not_answer_is_not_gone_to_again_without_asking() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (first, next) = (listener.local_addr().unwrap().port(), silent.local_addr().unwrap().port());
+        let asked = thread::spawn(move || {
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().unwrap();
+                for answer in ["+OK\r\n", &format!("-MOVED 1 127.0.0.1:{next}\r\n")] {
+                    let _ = stream.read(&mut [0; 4096]).unwrap();
+                    stream.write_all(answer.as_bytes()).unwrap();
+                }
+            }
+        });
+        let target = Target::new(&Address::parse(&format!("redis+cluster://:pw@127.0.0.1:{first}")).unwrap()).unwrap();
+        let patience = Patience { connect: Duration::from_secs(60), attempt: Duration::from_secs(60) };
+        let mut server = Server::new(target, patience);
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        while !asked.is_finished() {
+            assert!(std::time::Instant::now() < end, "it never asked the first node again");
+            let verb = async { server.run(&Script::new("return 1"), &["key".into()], &[]).await };
+            let _ = tokio::time::timeout(Duration::from_millis(500), verb).await;
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -20,6 +21,8 @@ pub struct Target {
     kind: Kind,
     /// `host:port`
     pub hosts: Vec<String>,
+    /// Which of them, counted on and on, is asked next.
+    next: AtomicUsize,
     tls: Option<Arc<ClientConfig>>,
     login: Vec<Command>,
 }
@@ -72,13 +75,19 @@ impl Target {
         );
         ensure!(hosts.contains(&address.hosts().len()), "{address} names {} hosts", address.hosts().len());
         let hosts = address.hosts().iter().map(|host| host.with_port(port)).collect();
-        Ok(Target { kind, hosts, tls: secured(address)?, login: login(address, db)? })
+        Ok(Target { kind, hosts, next: AtomicUsize::new(0), tls: secured(address)?, login: login(address, db)? })
     }
 
     /// The servers that an address names, each by itself: the nodes of a Redlock.
     pub fn each(address: &Address) -> Result<Vec<Target>> {
         let (tls, login) = (secured(address)?, login(address, address.path().trim_start_matches('/'))?);
-        let one = |at| Target { kind: Kind::One, hosts: vec![at], tls: tls.clone(), login: login.clone() };
+        let one = |at| Target {
+            kind: Kind::One,
+            hosts: vec![at],
+            next: AtomicUsize::new(0),
+            tls: tls.clone(),
+            login: login.clone(),
+        };
         Ok(address.hosts().iter().map(|host| one(host.with_port(PORT))).collect())
     }
 
@@ -114,9 +123,12 @@ impl Target {
 
     async fn first_that_answers(&self, patience: Duration) -> Result<Link> {
         let mut last = None;
-        for host in &self.hosts {
+        for host in self.in_turn() {
             match self.fairly(patience, self.tcp(host)).await {
-                Ok(link) => return Ok(link),
+                Ok(link) => {
+                    self.begin_here_again();
+                    return Ok(link);
+                }
                 Err(error) => last = Some(error),
             }
         }
@@ -126,7 +138,7 @@ impl Target {
     async fn ask_sentinels(&self, master: &str, patience: Duration) -> Result<String> {
         let question = [command!["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]];
         let mut last = None;
-        for host in &self.hosts {
+        for host in self.in_turn() {
             let ask = async { self.tcp(host).await?.call(&question, patience).await };
             last = Some(match self.fairly(patience, ask).await.as_deref() {
                 Ok([Value::Error(error)]) if error.starts_with("ERR unknown command") => Fault::Config.because(
@@ -138,6 +150,7 @@ impl Target {
                 Ok([Value::Error(error)]) => refusal(error).context(format!("sentinel {host}")),
                 Ok([answer]) => match answer.items() {
                     [ip, port] => {
+                        self.begin_here_again();
                         return Ok(with_port(&ip.text().unwrap_or_default(), &port.text().unwrap_or_default()));
                     }
                     _ => Fault::Config.because(format_args!("sentinel {host} knows no master named {master:?}")),
@@ -147,6 +160,17 @@ impl Target {
             });
         }
         Err(last.unwrap_or_else(|| Fault::Unreachable.because("no sentinel answered")))
+    }
+
+    /// Every host once. Should an attempt be dropped, the next one begins with the host after.
+    fn in_turn(&self) -> impl Iterator<Item = &String> {
+        let next = || self.next.fetch_add(1, Ordering::Relaxed) % self.hosts.len();
+        (0..self.hosts.len()).map(move |_| &self.hosts[next()])
+    }
+
+    /// The host that was asked last has answered.
+    fn begin_here_again(&self) {
+        self.next.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Lets no single host use up the time that all of them have.

@@ -21,6 +21,8 @@ mod server;
 mod short;
 mod site;
 mod soak;
+mod storm;
+mod tokens;
 mod tool;
 
 use std::sync::Mutex;

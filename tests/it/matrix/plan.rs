@@ -11,7 +11,7 @@ pub const HOSTS: usize = 4;
 pub const PLACES: usize = 30;
 
 /// Those whose every fault the promise covers.
-const BACKENDS: [Backend; 7] = [
+pub const BACKENDS: [Backend; 7] = [
     Backend::File,
     Backend::Redis,
     Backend::Redlock3,
@@ -49,6 +49,7 @@ pub enum Strike {
     DlockStopped { place: usize },
     DlockWoken { place: usize },
     GuardianKilled { place: usize },
+    GuardianStopped { place: usize },
 }
 
 impl Plan {
@@ -91,7 +92,7 @@ impl Plan {
         (pause, strike)
     }
 
-    fn dice(self, what: u64, nth: u64) -> Dice {
+    pub fn dice(self, what: u64, nth: u64) -> Dice {
         let mut dice = Dice(self.seed);
         for part in [what, nth] {
             dice = Dice(dice.next() ^ part);
@@ -101,7 +102,7 @@ impl Plan {
 }
 
 /// splitmix64: any number is a good seed.
-struct Dice(u64);
+pub struct Dice(u64);
 
 impl Dice {
     fn next(&mut self) -> u64 {
@@ -111,7 +112,7 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.next() % n as u64).unwrap()
     }
 }

@@ -19,18 +19,18 @@ use super::site::{Backend, Site};
 use crate::support::{Dlock, Log, Proxy, Run, Running, children_of, overlaps, until};
 
 /// With the default kill-after a command is left in peace for 1.5 s, less what a backend takes off.
-const LEASE: Lease = Lease { ttl: Duration::from_secs(2), patience: Duration::from_millis(1400) };
+pub const LEASE: Lease = Lease { ttl: Duration::from_secs(2), patience: Duration::from_millis(1400) };
 
 /// Where contenders run: a way to the servers of its own, which may fail by itself.
-struct Host {
-    ways: Vec<Proxy>,
-    url: String,
+pub struct Host {
+    pub ways: Vec<Proxy>,
+    pub url: String,
 }
 
-struct Contender {
+pub struct Contender {
     name: String,
     invoked: u64,
-    dlock: Running,
+    pub dlock: Running,
     log: Log,
     heard: Heard,
     /// What was done to its processes, so that nothing is done beside it that nobody could cover.
@@ -40,7 +40,7 @@ struct Contender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Struck {
     Stopped,
-    /// Its guardian is dead; there is only dlock left to end the command.
+    /// Its guardian is dead or stopped; there is only dlock left to end the command.
     Unguarded,
 }
 
@@ -49,7 +49,7 @@ enum Struck {
 fn is_covered(strike: Strike, before: Option<Struck>) -> bool {
     match before {
         None => true,
-        Some(Struck::Stopped) => !matches!(strike, Strike::GuardianKilled { .. }),
+        Some(Struck::Stopped) => !matches!(strike, Strike::GuardianKilled { .. } | Strike::GuardianStopped { .. }),
         Some(Struck::Unguarded) => false,
     }
 }
@@ -72,12 +72,12 @@ impl Heard {
     }
 }
 
-fn now() -> u64 {
+pub fn now() -> u64 {
     Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap()).as_nanos().try_into().unwrap()
 }
 
 impl Contender {
-    fn come(name: String, host: &Host, behaviour: &Behaviour, arena: &Path) -> Contender {
+    pub fn come(name: String, host: &Host, behaviour: &Behaviour, arena: &Path) -> Contender {
         let log = Log::within(arena, &name);
         let all = format!("arena={}", arena.display());
         let words: Vec<&str> = behaviour.words.iter().map(String::as_str).chain([all.as_str()]).collect();
@@ -88,10 +88,15 @@ impl Contender {
         Contender { name, invoked, dlock: dlock.spawn_saying(said), log, heard: Heard::from(heard), struck: None }
     }
 
-    fn story(mut self) -> history::Contender {
-        until("a contender to end", || self.dlock.has_ended());
+    /// Whether its command has begun.
+    pub fn has_run(&self) -> bool {
+        self.log.processes() > 0
+    }
+
+    /// Of one that has ended, as was seen by this instant.
+    pub fn story(mut self, returned: u64) -> history::Contender {
         history::Contender {
-            returned: now(),
+            returned,
             code: self.dlock.code().unwrap(),
             told: self.heard.all(),
             runs: self.log.runs(),
@@ -100,7 +105,7 @@ impl Contender {
         }
     }
 
-    fn strike(&mut self, strike: Strike) {
+    pub fn strike(&mut self, strike: Strike) {
         if self.dlock.has_ended() || !is_covered(strike, self.struck) {
             return;
         }
@@ -112,16 +117,18 @@ impl Contender {
                 self.signal(Signal::SIGSTOP);
             }
             _ => {
+                let stopped = matches!(strike, Strike::GuardianStopped { .. });
+                let signal = if stopped { Signal::SIGSTOP } else { Signal::SIGKILL };
                 for guardian in children_of(self.dlock.pid()).into_iter().take(1) {
                     self.struck = Some(Struck::Unguarded);
                     // It may have ended since.
-                    let _ = kill(Pid::from_raw(guardian.try_into().unwrap()), Signal::SIGKILL);
+                    let _ = kill(Pid::from_raw(guardian.try_into().unwrap()), signal);
                 }
             }
         }
     }
 
-    fn signal(&mut self, which: Signal) {
+    pub fn signal(&mut self, which: Signal) {
         if !self.dlock.has_ended() {
             self.dlock.signal(which);
         }
@@ -185,7 +192,7 @@ impl Arena {
                 let nth = self.present[place].0 + 1;
                 let next = self.next(place, nth);
                 let (_, ended) = std::mem::replace(&mut self.present[place], (nth, next));
-                self.history.push(ended.story());
+                self.history.push(ended.story(now()));
             }
         }
     }
@@ -213,7 +220,8 @@ impl Arena {
             Strike::DlockKilled { place }
             | Strike::DlockStopped { place }
             | Strike::DlockWoken { place }
-            | Strike::GuardianKilled { place } => self.present[place].1.strike(strike),
+            | Strike::GuardianKilled { place }
+            | Strike::GuardianStopped { place } => self.present[place].1.strike(strike),
         }
     }
 
@@ -237,7 +245,10 @@ impl Arena {
             contender.signal(Signal::SIGTERM);
         }
         let logs: Vec<_> = std::fs::read_dir(self.logs.path()).unwrap().flatten().map(|entry| entry.path()).collect();
-        self.history.extend(self.present.into_iter().map(|(_, contender)| contender.story()));
+        for (_, mut contender) in self.present {
+            until("a contender to end", || contender.dlock.has_ended());
+            self.history.push(contender.story(now()));
+        }
         (self.history, logs.iter().flat_map(|path| Log::at(path).survivors()).collect())
     }
 }
@@ -246,10 +257,11 @@ impl Arena {
 fn dlock_and_its_guardian_are_never_both_kept_from_acting() {
     let (killed, stopped) = (Strike::DlockKilled { place: 0 }, Strike::DlockStopped { place: 0 });
     let unguarded = Strike::GuardianKilled { place: 0 };
-    assert!([killed, stopped, unguarded].into_iter().all(|strike| is_covered(strike, None)));
+    let blind = Strike::GuardianStopped { place: 0 };
+    assert!([killed, stopped, unguarded, blind].into_iter().all(|strike| is_covered(strike, None)));
     assert!(is_covered(killed, Some(Struck::Stopped)), "the guardian sees to it");
-    assert!(!is_covered(unguarded, Some(Struck::Stopped)));
-    assert!(![killed, stopped, unguarded].into_iter().any(|strike| is_covered(strike, Some(Struck::Unguarded))));
+    assert!(!is_covered(unguarded, Some(Struck::Stopped)) && !is_covered(blind, Some(Struck::Stopped)));
+    assert!(![killed, stopped, unguarded, blind].into_iter().any(|strike| is_covered(strike, Some(Struck::Unguarded))));
 }
 
 #[test]

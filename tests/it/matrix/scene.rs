@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use super::fault::Fault;
 use super::site::{Backend, Site};
 use super::tool::{Role, Tool};
-use crate::support::{Bed, Log, Proxy, Running, living_with, overlaps, tokens_grow, unique, until};
+use crate::support::{Bed, Log, Proxy, Running, living_with, overlaps, to_the_end, tokens_grow, unique, until};
 
 pub const TTL: Duration = Duration::from_secs(3);
 
@@ -48,11 +48,7 @@ pub struct Outcome {
 
 /// Plays a cell; an `Err` says how it did not come to its end.
 pub fn play(tool: Tool, backend: Backend, fault: Fault) -> Result<Outcome, String> {
-    let whole = std::panic::AssertUnwindSafe(|| play_to_the_end(tool, backend, fault, TRIES));
-    std::panic::catch_unwind(whole).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
-    })
+    to_the_end(|| play_to_the_end(tool, backend, fault, TRIES))
 }
 
 fn play_to_the_end(tool: Tool, backend: Backend, fault: Fault, tries: usize) -> Outcome {

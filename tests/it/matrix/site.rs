@@ -101,7 +101,8 @@ impl Backend {
             Backend::ZooKeeper1 => vec![Box::new(ZooKeeperBed::new(""))],
             Backend::ZooKeeper3 => Peer::all_of(ZooKeeperEnsemble::new()),
             Backend::Postgres if own_clock => vec![Box::new(Postgres::with_clock())],
-            Backend::Postgres => vec![Box::new(Postgres::with(&[]))],
+            // Room for a crowd.
+            Backend::Postgres => vec![Box::new(Postgres::with(&["max_connections=500"]))],
             Backend::RedisSentinel | Backend::RedisReplicated => {
                 let master = Redis::with(&DURABLE);
                 let replica = master.replica(&DURABLE);

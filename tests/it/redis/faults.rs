@@ -1,9 +1,11 @@
 //! What the fault matrix does not tell: what costs nothing, requests that arrive late, keys that others touch.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use super::{await_waiters, status};
-use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, Sentinel, until};
 
 const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
 
@@ -144,4 +146,27 @@ fn a_full_server_records_once() {
     holder.ended().expect(0).silently();
     server.does(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(run().sh("echo again").ended().expect(0).stdout, "");
+}
+
+#[test]
+fn a_sentinel_that_has_fallen_silent_does_not_keep_a_holder_from_asking_the_next() {
+    let (master, log) = (Redis::new(), Log::new());
+    let _replica = master.replica(&[]);
+    let sentinel = Sentinel::over(&master);
+    let way = Proxy::to(sentinel.port());
+    let (group, hosts) = (Sentinel::GROUP, [way.port(), sentinel.port()].map(|port| format!("127.0.0.1:{port}")));
+    let url = format!("redis+sentinel://{}/{group}", hosts.join(","));
+    let dlock = Dlock::new().env("DLOCK_BACKEND", url).run("job").args(["--ttl", "6s", "--connect-timeout", "30s"]);
+    let mut holder = dlock.args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    way.freeze();
+    // The sentinel, too, is a client here, and would take its own end for the master's.
+    let clients = master.does(&["CLIENT", "LIST", "TYPE", "normal"]);
+    let dlocks = clients.lines().filter(|client| client.contains(" name= "));
+    for id in dlocks.filter_map(|client| client.strip_prefix("id=")?.split(' ').next()) {
+        master.does(&["CLIENT", "KILL", "ID", id]);
+    }
+    let outlived = log.runs()[0].last + u64::try_from(Duration::from_secs(7).as_nanos()).unwrap();
+    until("the command to outlive its first lease", || holder.has_ended() || log.runs()[0].last > outlived);
+    assert!(!holder.has_ended(), "{}", holder.stderr());
 }

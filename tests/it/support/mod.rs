@@ -6,6 +6,7 @@ mod dlock;
 pub mod etcd;
 mod file;
 mod home;
+mod netns;
 mod pooler;
 mod postgres;
 mod proxy;
@@ -22,13 +23,14 @@ pub use daemon::{Daemon, free_port};
 pub use dlock::{Dlock, Ended, Running};
 pub use file::{FileBed, may_mount};
 pub use home::server_home;
+pub use netns::{Network, address, cannot_make_networks};
 pub use pooler::Pooler;
 pub use postgres::Postgres;
-pub use proxy::Proxy;
+pub use proxy::{Proxy, Tear};
 pub use redis::{Redis, Redlock, Sentinel};
 pub use terminal::Terminal;
 pub use witness::{Log, Run, overlaps, tokens_grow};
-pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at};
+pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, zookeeper_server};
 
 /// A backend to test on. Many tests share its server, so each uses names of its own.
 pub trait Bed {
@@ -77,6 +79,14 @@ pub fn soon_after<T>(seconds: u64, what: impl FnOnce() -> T) -> T {
     let took = begun.elapsed();
     assert!(took < Duration::from_millis(seconds * 1000 + 1500), "it took {took:?}, not {seconds} s");
     outcome
+}
+
+/// Plays something for a table, in which one that fails is a line like the others: an `Err` says how it did.
+pub fn to_the_end<T>(what: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+    })
 }
 
 /// A name nobody else uses, also when tests of earlier runs left something on a server; and none is the

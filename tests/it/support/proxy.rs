@@ -1,5 +1,5 @@
-//! A TCP proxy that can be told to swallow everything or the answers alone, to be slow, or to cut every
-//! connection: the network's faults without touching the machine's network.
+//! A TCP proxy that can be told to swallow everything or the answers alone, to be slow, to cut every connection, or to
+//! do so after a certain byte: the network's faults without touching the machine's network.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,25 @@ struct Shared {
     refused: AtomicU32,
     /// By how many milliseconds requests and answers are late.
     late: [AtomicU64; 2],
+    answers: Mutex<Answers>,
     open: Mutex<Vec<TcpStream>>,
+}
+
+/// The bytes of the answers on all connections.
+#[derive(Default)]
+struct Answers {
+    passed: u64,
+    /// After so many, this happens.
+    torn: Option<(u64, Tear)>,
+}
+
+/// What follows the last byte that gets through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tear {
+    /// The connection is reset; others, and new ones, are not.
+    Cut,
+    /// Nothing gets through any more, on any connection, and nobody is told.
+    Freeze,
 }
 
 const PASS: u8 = 0;
@@ -42,6 +60,7 @@ impl Proxy {
             mode: AtomicU8::new(PASS),
             refused: AtomicU32::new(0),
             late: Default::default(),
+            answers: Mutex::default(),
             open: Mutex::default(),
         });
         let accepting = Arc::clone(&shared);
@@ -91,6 +110,16 @@ impl Proxy {
         self.shared.reset_all();
     }
 
+    /// Exactly so many bytes of answers get through, from the first connection on.
+    pub fn tear(&self, after: u64, how: Tear) {
+        self.shared.answers.lock().unwrap().torn = Some((after, how));
+    }
+
+    /// So many bytes of answers have got through.
+    pub fn answered(&self) -> u64 {
+        self.shared.answers.lock().unwrap().passed
+    }
+
     /// What was held back since [`freeze`](Self::freeze) gets through now: late, but it arrives.
     pub fn heal(&self) {
         self.slow(Duration::ZERO, Duration::ZERO);
@@ -136,11 +165,34 @@ impl Shared {
             while self.holds_back(what) {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            if length == 0 || to.write_all(&buffer[..length]).is_err() {
-                let _ = to.shutdown(Shutdown::Write);
-                return;
+            let (length, torn) = if what == ANSWERS { self.let_through(length) } else { (length, None) };
+            let written = to.write_all(&buffer[..length]);
+            match torn {
+                Some(Tear::Cut) => return [&from, &to].into_iter().for_each(reset),
+                Some(Tear::Freeze) => {}
+                None if length == 0 || written.is_err() => {
+                    let _ = to.shutdown(Shutdown::Write);
+                    return;
+                }
+                None => {}
             }
         }
+    }
+
+    /// How many of these bytes of an answer get through, and what follows the last of them.
+    fn let_through(&self, length: usize) -> (usize, Option<Tear>) {
+        let mut answers = self.answers.lock().unwrap();
+        let passing = match answers.torn {
+            Some((after, _)) => length.min(usize::try_from(after - answers.passed).unwrap()),
+            None => length,
+        };
+        answers.passed += passing as u64;
+        let passed = answers.passed;
+        let torn = answers.torn.take_if(|(after, _)| *after == passed).map(|(_, how)| how);
+        if torn == Some(Tear::Freeze) {
+            self.mode.store(FROZEN, Ordering::SeqCst);
+        }
+        (passing, torn)
     }
 
     fn holds_back(&self, what: usize) -> bool {

@@ -89,6 +89,11 @@ impl Log {
         runs
     }
 
+    /// How many processes of all runs have begun so far.
+    pub fn processes(&self) -> usize {
+        self.files().filter_map(|entry| run_of(&entry)).count()
+    }
+
     /// What a witness found of other runs when its own began, awake or not: `PID STATE`.
     pub fn survivors(&self) -> Vec<String> {
         let told = self.files().filter(|entry| entry.path().extension().is_some_and(|name| name == "survivors"));

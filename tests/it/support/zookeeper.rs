@@ -24,25 +24,13 @@ pub struct Server {
 impl Server {
     fn start(directory: &Path, port: u16, settings: &str, clock: Option<Clock>) -> Server {
         std::fs::create_dir_all(directory).unwrap();
-        let common = format!(
-            "tickTime=200\nmaxSessionTimeout=7200000\ndataDir={}\nadmin.enableServer=false\nmaxClientCnxns=0\n\
-             4lw.commands.whitelist=mntr\n",
-            directory.display()
-        );
-        std::fs::write(directory.join("zoo.cfg"), common + settings).unwrap();
+        configure(directory, settings);
         let daemon = Server::launch(directory, clock.as_ref());
         Server { daemon, port, directory: directory.to_owned(), home: None, clock }
     }
 
     fn launch(directory: &Path, clock: Option<&Clock>) -> Daemon {
-        let jars = ["netty-codec", "netty-resolver", "zookeeper", "slf4j-simple"];
-        let path: Vec<String> = jars.iter().map(|jar| format!("/usr/share/java/{jar}.jar")).collect();
-        let mut java = Command::new("java");
-        java.args(["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]);
-        // Looks for empty lock parents and for nodes whose time is over twice a second, not once a minute.
-        java.arg("-Dznode.container.checkIntervalMs=500");
-        java.args(["-cp", &path.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"]);
-        java.arg(directory.join("zoo.cfg"));
+        let mut java = java(directory);
         if let Some(clock) = clock {
             clock.govern(&mut java);
         }
@@ -72,6 +60,33 @@ impl Server {
         stream.write_all(b"mntr").and_then(|()| stream.read_to_string(&mut answer)).ok()?;
         answer.lines().find_map(|line| line.strip_prefix(key)).map(|value| value.trim().to_owned())
     }
+}
+
+/// A server on another host, of which everything is in this directory: its settings now, and how it is started.
+pub fn zookeeper_server(directory: &Path, settings: &str) -> Command {
+    configure(directory, settings);
+    java(directory)
+}
+
+fn configure(directory: &Path, settings: &str) {
+    let common = format!(
+        "tickTime=200\nmaxSessionTimeout=7200000\ndataDir={}\nadmin.enableServer=false\nmaxClientCnxns=0\n\
+         4lw.commands.whitelist=mntr\n",
+        directory.display()
+    );
+    std::fs::write(directory.join("zoo.cfg"), common + settings).unwrap();
+}
+
+fn java(directory: &Path) -> Command {
+    let jars = ["netty-codec", "netty-resolver", "zookeeper", "slf4j-simple"];
+    let path: Vec<String> = jars.iter().map(|jar| format!("/usr/share/java/{jar}.jar")).collect();
+    let mut java = Command::new("java");
+    java.args(["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]);
+    // Looks for empty lock parents and for nodes whose time is over twice a second, not once a minute.
+    java.arg("-Dznode.container.checkIntervalMs=500");
+    java.args(["-cp", &path.join(":"), "org.apache.zookeeper.server.quorum.QuorumPeerMain"]);
+    java.arg(directory.join("zoo.cfg"));
+    java
 }
 
 /// kazoo, about a lock of dlock's; what it is to do follows. See kazoo_lock.py.
