@@ -7,13 +7,17 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::config::{SETTINGS, nearest};
 use crate::exit::Fault;
 
 /// The parameters that every kind of backend takes, but for files.
 pub const COMMON: [&str; 7] = ["prefix", "tls-ca", "tls-cert", "tls-key", "username", "password", "password-file"];
+
+/// What cannot be told apart from a password that is not encoded, and so must not be repeated.
+const ENCODE: &str = "the URL has an @ behind its hosts: write it as %40 and, if that is where a password ends, \
+                      / ? # and : in the password as %2F %3F %23 and %3A; or name a file with password-file=PATH";
 
 /// A DNS name is no longer, nor is the path of a socket.
 const LONGEST_HOST: usize = 255;
@@ -26,6 +30,8 @@ pub struct Address {
     hosts: Vec<Host>,
     path: String,
     params: BTreeMap<String, String>,
+    /// Parameters may be parts of a password.
+    unsure: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,18 +53,22 @@ impl Address {
         Address::split(url).map_err(|error| error.context(Fault::Config))
     }
 
+    /// The text of a wrong URL is not repeated: it may hold a password.
     fn split(url: &str) -> Result<Address> {
-        // The text of a wrong URL is not repeated: it may hold a password.
         let (scheme, rest) = url.split_once("://").context("a backend URL looks like scheme://host/…")?;
         ensure!(
             !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+'),
-            "{scheme:?} is not a URL scheme"
+            "a URL scheme is of lowercase letters"
         );
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = match rest.find('/') {
-            Some(at) => rest.split_at(at),
-            None => (rest, ""),
-        };
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let address = Address::of(scheme, authority, rest);
+        // A password with a / or a ? in it has its @ in what looks like a path or a query.
+        if rest.contains('@') { address.map_err(|_| anyhow!(ENCODE)) } else { address }
+    }
+
+    fn of(scheme: &str, authority: &str, rest: &str) -> Result<Address> {
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        ensure!(authority.is_empty() || !path.contains('@'), ENCODE);
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),
@@ -71,9 +81,11 @@ impl Address {
         let mut params = BTreeMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            ensure!(!key.contains('@'), ENCODE);
             ensure!(params.insert(decode(key)?, decode(value)?).is_none(), "the URL names {key:?} twice");
         }
-        Ok(Address { scheme: scheme.to_owned(), username, password, hosts, path: decode(path)?, params })
+        let (scheme, path, unsure) = (scheme.to_owned(), decode(path)?, rest.contains('@'));
+        Ok(Address { scheme, username, password, hosts, path, params, unsure })
     }
 
     /// Adds a parameter from a profile; one in the URL itself wins.
@@ -134,6 +146,7 @@ impl Address {
         let known = || known.iter().chain(common).copied();
         for key in self.params.keys() {
             if known().all(|one| one != key) {
+                ensure!(!self.unsure, Fault::Config.because(ENCODE));
                 let near = nearest(key, known().chain(SETTINGS));
                 return Err(Fault::Config
                     .because(format_args!("{}:// has no parameter {key:?}; did you mean {near:?}?", self.scheme)));
@@ -158,7 +171,9 @@ fn split_host(text: &str) -> Result<Host> {
     };
     let port = port
         .map(|port| {
-            port.parse::<u16>().ok().filter(|&port| port > 0).with_context(|| format!("{port:?} is not a port"))
+            port.parse::<u16>().ok().filter(|&port| port > 0).context(
+                "what follows the : of a host is no port, which is a number from 1 to 65535; a password ends with an @",
+            )
         })
         .transpose()?;
     let name = decode(name)?;
@@ -252,6 +267,20 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_at_sign_behind_the_hosts_is_one_only_where_it_cannot_end_a_password() {
+        for fine in
+            ["file:///home/me@work", "redis+unix:///run/me@work.sock", "redis://h?username=me@work", "zk://h/me%40x"]
+        {
+            Address::parse(fine).unwrap();
+        }
+        for bad in ["redis://me:pass/word@h", "redis://me:12/34@h/0", "redis://me:pass?word@h", "redis://me:p@ss/w@h"] {
+            assert!(format!("{:#}", Address::parse(bad).unwrap_err()).contains("%2F"), "{bad}");
+        }
+        let unknown = Address::parse("redis://me:12?pass=word@h").unwrap().expect_params(&[]).unwrap_err();
+        assert!(!format!("{unknown:#}").contains("pass="), "{unknown:#}");
+    }
+
     proptest::proptest! {
         #[test]
         fn no_url_makes_the_parser_panic(rest in "[a-z0-9:/@?&=%,.\\[\\]]{0,60}", wild in "\\PC{0,40}") {
@@ -263,12 +292,20 @@ mod tests {
         }
 
         #[test]
-        fn no_password_is_ever_shown(password in "[a-zA-Z0-9]{9,20}", tail in "[a-z/?=&%:,]{0,20}") {
+        fn no_password_is_ever_shown(
+            parts in proptest::collection::vec("[A-Z0-9]{4,9}", 1..4),
+            between in "[]/?#@:&=%,\\[]",
+            tail in "[a-z/?=&%:,]{0,20}",
+        ) {
+            let password = parts.join(&between);
             let shown = match Address::parse(&format!("redis://user:{password}@host{tail}")) {
-                Ok(address) => format!("{address} {address:?}"),
+                Ok(address) => match address.expect_params(&[]) {
+                    Ok(()) => format!("{address} {address:?}"),
+                    Err(error) => format!("{address} {error:#}"),
+                },
                 Err(error) => format!("{error:#}"),
             };
-            assert!(!shown.contains(&password), "{shown}");
+            assert!(!parts.iter().any(|part| shown.contains(part)), "{password}: {shown}");
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::redis::interop::Foreign;
 use crate::redis::kinds::{certificates, tls_server};
 use crate::redis::queue::calls;
 use crate::redis::{await_waiters, status};
-use crate::support::{Bed, Dlock, Log, Redis, Redlock, Running, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Redlock, Running, until};
 
 const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
 
@@ -159,6 +159,28 @@ fn nodes_that_restart_empty_one_after_the_other_cost_nothing() {
     }
     log.await_beat();
     drop(holder);
+}
+
+#[test]
+fn data_that_all_nodes_lose_right_after_a_renewal() {
+    let (bed, log) = (Redlock::of(3), Log::new());
+    let proxies: Vec<Proxy> = bed.nodes.iter().map(|node| Proxy::to(node.port())).collect();
+    let hosts: Vec<String> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+    let through = Dlock::new().env("DLOCK_BACKEND", format!("redlock://{}", hosts.join(",")));
+    let holder = through.run("job").args(["--ttl", "6s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    let waiter = bed.dlock().run("job").args(["--ttl", "3s"]).args(log.witness(&["for=50"])).spawn();
+    await_waiters(&bed, "job", 1);
+    let ends = || bed.nodes[0].does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    until("a renewal", || ends() > before);
+    proxies.iter().for_each(Proxy::freeze);
+    for node in &bed.nodes {
+        node.does(&["FLUSHALL"]);
+    }
+    waiter.ended().expect(0);
+    holder.ended().expect(79);
+    log.assert_no_overlap();
 }
 
 #[test]

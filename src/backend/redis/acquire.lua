@@ -1,21 +1,43 @@
 -- Takes the lock or a place in the queue. Asked again by the same owner it finds what was granted.
--- before_*: whom we last saw hold it, with which token and for how much longer.
-local owner, mode, wide, ttl, waits, place, key, who, before_owner, before_token, before_left = unpack(ARGV)
+-- seen_*: what this server, or the one in its place before, told us when we last asked: the last token, and who
+-- held the lock, for how long its lease was to last at least (left), and may last if it renews it (lasts).
+local owner, mode, wide, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
+  unpack(ARGV)
 local value = settle()
+local micros = time[1] * 1000000 + time[2]
 
--- A token that this server has not given out: it has lost its data, and that holder may still run.
-if tonumber(before_token) > last_token() then
-  redis.call('SET', counter, before_token)
-  if not value and tonumber(before_left) > 0 then
-    redis.call('ZADD', holders, now + before_left, before_owner)
-    outlast(before_left, holders)
+-- How long the lease of a holder lasts from now (ms); -1 if for ever.
+local function lease_left(holder)
+  if value == holder then return redis.call('PTTL', lock) end
+  return math.max((redis.call('ZSCORE', holders, holder) or 0) - now, 0)
+end
+
+-- Whether the server has lost what it told us: it does not know the last token any more; or nobody was granted
+-- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
+-- its ttl is for clocks and requests that are slow; a lost renewal is more.
+local function has_lost_data()
+  local known, seen = last_token(), tonumber(seen_token)
+  if known ~= seen or tonumber(seen_left) == 0 then return known < seen end
+  if has_left(seen_owner) or redis.call('SISMEMBER', held, seen_owner) == 1 then return false end
+  local left = lease_left(seen_owner)
+  return left >= 0 and left + seen_lasts / 4 < tonumber(seen_left)
+end
+
+-- The holder we saw may have renewed its lease after we looked, and may still run for all of its ttl.
+if has_lost_data() then
+  redis.call('SET', counter, seen_token)
+  if (not value or value == seen_owner) and tonumber(seen_lasts) > 0 and not has_left(seen_owner) then
+    if value then extend(value, seen_owner, seen_lasts) end
+    redis.call('ZADD', holders, now + seen_lasts, seen_owner)
+    if seen_details ~= '' then redis.call('HSET', details, seen_owner, seen_details) end
+    outlast(seen_lasts, holders, details)
   end
 end
 
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 9) == 'withdrawn' then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
-elseif note == 'turn' or taken(note) then
+elseif note == 'turn' or note == 'released' or taken(note) then
   redis.call('DEL', notes .. owner)
 end
 
@@ -24,7 +46,6 @@ local function describe(token, slot)
 end
 
 local function next_token()
-  local micros = time[1] * 1000000 + time[2]
   local token = string.format('%.0f', math.max(last_token() + 1, micros))
   redis.call('SET', counter, token)
   return token
@@ -38,13 +59,13 @@ local function free_slot()
   return tostring(slot)
 end
 
--- The rule of `lock::may_hold`, on holders and the waiters before us.
-local function may_hold(ahead)
+-- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
+local function may_hold(passed, ahead)
   if bereft(value) or (value and value ~= '=' .. mode) then return false end
   if mode == 'exclusive' then return ahead == 0 end
   if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(wide) end
   if ahead > 0 then
-    for _, other in ipairs(redis.call('ZRANGE', queue, 0, ahead - 1)) do
+    for _, other in ipairs(redis.call('ZRANGE', queue, passed, passed + ahead - 1)) do
       if mode_of(other) ~= 'shared' then return false end
     end
   end
@@ -71,20 +92,21 @@ if key ~= '' and redis.call('SISMEMBER', once, key) == 1 then
 end
 
 local rank = redis.call('ZRANK', queue, owner)
-local ahead = rank or redis.call('ZCARD', queue)
+local passed = passed_over()
+local ahead = math.max((rank or redis.call('ZCARD', queue)) - passed, 0)
 local agreed = ask('GET', width)
 if agreed and agreed ~= wide and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
   return { 'terms', agreed }
 end
 
-if may_hold(ahead) then
+if may_hold(passed, ahead) then
   local slot, token = free_slot(), next_token()
   forget(owner)
   describe(token, slot)
   redis.call('SET', width, wide)
   if mode == 'exclusive' then lease(owner, owner, ttl) else lease('=' .. mode, owner, ttl) end
   wake()
-  if rank == 0 then tell_first() end
+  if rank and ahead == 0 then tell_first() end
   return { 'granted', token, slot, ttl }
 end
 
@@ -94,23 +116,38 @@ if waits == '1' then
     redis.call('ZADD', queue, latest + 1, owner)
     describe('-', '-')
     redis.call('SET', width, wide)
+    -- By its absence we notice a loss of data, also where only others ever held the lock.
+    if last_token() == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)
 end
 wake()
 
--- When the first in the queue can expect a lease to end by itself, and the second the first's place.
-local again = -1
-local soonest = redis.call('ZRANGE', holders, 0, 0, 'WITHSCORES')
-local latest = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')
-local left = math.max(redis.call('PTTL', lock), (latest[2] or now) - now)
-if ahead == 0 then
-  again = left
-  if value == '=' .. mode and soonest[2] then again = soonest[2] - now end
-elseif ahead == 1 then
-  again = (redis.call('ZSCORE', places, redis.call('ZRANGE', queue, 0, 0)[1]) or now) - now
+local everybody = redis.call('ZRANGE', holders, 0, -1)
+if value and not together(value) and everybody[#everybody] ~= value then table.insert(everybody, value) end
+local holder = everybody[#everybody] or ''
+
+-- For how long the lease of any holder may last if it is renewed now. Nobody renews a foreign one, or what a
+-- release has left behind, as far as we know.
+local lasts, left = 0, 0
+for _, one in ipairs(everybody) do
+  local ttl, ends = tonumber(detail(one, 2) or ''), math.max(lease_left(one), 0)
+  local kept_alive = ttl and redis.call('SISMEMBER', held, one) == 0
+  lasts = math.max(lasts, ttl or 0, kept_alive and 0 or ends)
+  if kept_alive and #everybody == 1 then left = ends end
 end
-local holder = latest[1] or ''
-if value and not together(value) then holder = value end
-return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', left }
+
+-- When the first in the queue can expect a lease to end by itself, and others the first to be passed over.
+local again = -1
+if ahead > 0 then
+  local ago = told_ago(at_rank(passed))
+  if ago then again = COMES_WITHIN - ago end
+elseif value == '=' .. mode and everybody[1] then
+  again = lease_left(everybody[1])
+elseif holder ~= '' then
+  again = lease_left(holder)
+end
+-- Several holders are vouched for together: none of them can say alone that it has let go.
+local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
+return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }

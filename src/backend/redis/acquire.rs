@@ -18,15 +18,22 @@ static ACQUIRE: Script = script!("acquire.lua");
 pub(super) const PLACE: Duration = Duration::from_secs(6);
 /// So often a waiter asks although nothing seems to change.
 const BEAT: Duration = Duration::from_secs(2);
+/// The second in the queue asks so often, to notice soon that the first does not come; the third half as often, and
+/// so on.
+const NEXT_BEAT: Duration = Duration::from_millis(500);
 /// So often it asks a server that cannot notify.
 const BLIND_BEAT: Duration = Duration::from_millis(250);
 
-/// Whom we saw hold the lock while we waited. A server that loses its data is told by it that a command
-/// may still run under a lock that it knows nothing about.
-pub(super) struct Before {
+/// What the server said when it was last busy. One that has lost its data since is told by it that a command may
+/// still run under a lock that it knows nothing about.
+pub(super) struct Seen {
+    token: String,
     owner: String,
-    token: Token,
+    details: String,
+    /// Its lease does not end before this.
     ends: Instant,
+    /// For how long it may last if it was renewed after we looked.
+    lasts: Duration,
 }
 
 impl Redis {
@@ -37,12 +44,15 @@ impl Redis {
         let (mode, slots, ttl) = (ask.mode.to_string(), ask.mode.slots().to_string(), millis(ask.ttl));
         let once = ask.once.as_deref().unwrap_or("");
         let (place, who) = (millis(PLACE), ask.who.to_json());
-        let (owner, token, left) = match &self.before {
-            Some(before) => (before.owner.as_str(), before.token, millis(before.ends.remaining())),
-            None => ("", Token(0), millis(Duration::ZERO)),
+        let us = [ask.who.owner.as_str(), &mode, &slots, &ttl, flag(ask.queue), &place, once, &who];
+        let seen = match &self.seen {
+            Some(seen) => {
+                let (left, lasts) = (millis(seen.ends.remaining()), millis(seen.lasts));
+                [seen.token.clone(), seen.owner.clone(), seen.details.clone(), left, lasts]
+            }
+            None => ["0", "", "", "0", "0"].map(str::to_owned),
         };
-        let (us, token) = (ask.who.owner.as_str(), token.to_string());
-        let args = [us, &mode, &slots, &ttl, flag(ask.queue), &place, once, &who, owner, &token, &left];
+        let args: Vec<&str> = us.into_iter().chain(seen.iter().map(String::as_str)).collect();
         let reply = self.server.run(&ACQUIRE, &self.keys(&ask.name), &args).await?;
         self.unheard = unheard;
         let [verdict, rest @ ..] = reply.items() else { bail!("an acquire was answered with {reply:?}") };
@@ -55,7 +65,7 @@ impl Redis {
                 }
                 Attempt::Granted(lease)
             }
-            Some("busy") => Attempt::Busy(self.busy(ask, rest)?),
+            Some("busy") => Attempt::Busy(self.busy(ask, from, rest)?),
             Some("ran") => Attempt::AlreadyRan,
             Some("terms") => {
                 let theirs = rest.first().and_then(Value::text).unwrap_or_default();
@@ -93,9 +103,9 @@ impl Redis {
         })
     }
 
-    fn busy(&mut self, ask: &Ask, reply: &[Value]) -> Result<Busy> {
-        let [ahead, again, value, holder, details, left] = reply else { bail!("busy, but how: {reply:?}") };
-        let ahead: usize = ahead.number().context("a queue without a length")?;
+    fn busy(&mut self, ask: &Ask, from: Instant, reply: &[Value]) -> Result<Busy> {
+        let [ahead, again, value, holder, details, seen] = reply else { bail!("busy, but how: {reply:?}") };
+        let ahead: u32 = ahead.number().context("a queue without a length")?;
         let note = self.note(&ask.name, &ask.who.owner);
         // Only the first in the queue need see the lock change; the others are told when it is their turn.
         self.watch = Some(if ahead == 0 {
@@ -104,14 +114,33 @@ impl Redis {
         } else {
             Watch { keys: vec![note], seen: vec![None] }
         });
-        let beat = if self.server.deaf { BLIND_BEAT } else { BEAT };
+        let details = details.text().unwrap_or_default();
+        let seen = Seen::read(seen, &details, from, self.seen.as_ref()).context("busy, but by whom")?;
+        let beat = match ahead {
+            _ if self.server.deaf => BLIND_BEAT,
+            // Often enough to see every renewal, so that one that the server loses is missed.
+            0 if !seen.lasts.is_zero() => (seen.lasts / 3).clamp(BLIND_BEAT, BEAT),
+            0 => BEAT,
+            ahead => BEAT.min(NEXT_BEAT * ahead),
+        };
+        self.seen = Some(seen);
         // One millisecond more than the server said: it counts whole ones.
         let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms + 1).min(beat));
         let holder = holder.text().filter(|owner| !owner.is_empty());
-        let holder = holder.map(|owner| status::holder(owner, &details.text().unwrap_or_default(), None));
-        let seen = holder.as_ref().and_then(|holder| Some((holder.owner.clone()?, holder.fencing_token?)));
-        let left = Duration::from_millis(left.number().unwrap_or(0));
-        self.before = seen.map(|(owner, token)| Before { owner, token, ends: clock::now() + left });
-        Ok(Busy { holder, ahead: Some(ahead), ask_again: clock::now() + again })
+        let holder = holder.map(|owner| status::holder(owner, &details, None));
+        Ok(Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again })
+    }
+}
+
+impl Seen {
+    /// `from` is when the server was asked, or earlier.
+    fn read(reply: &Value, details: &str, from: Instant, before: Option<&Seen>) -> Option<Seen> {
+        let [token, owner, left, lasts] = reply.items() else { return None };
+        let (left, lasts) = (Duration::from_millis(left.number()?), Duration::from_millis(lasts.number()?));
+        let (token, owner) = (token.text()?, owner.text()?);
+        // A foreign program may give a lock the time again that it had when we saw it first.
+        let longest = before.filter(|before| before.owner == owner).map_or(lasts, |before| before.lasts.max(lasts));
+        let lasts = if details.is_empty() { longest } else { lasts };
+        Some(Seen { token, owner, details: details.to_owned(), ends: from + left, lasts })
     }
 }

@@ -11,8 +11,14 @@
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
---                  of it, for requests that arrive late or twice: "released", "withdrawn", "taken REASON"
+--                  of it, for requests that arrive late or twice: "released", "gone", "withdrawn", "taken REASON"
 local lock, holders, held, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
+
+-- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. It keeps its
+-- place: if it lives, it is first again as soon as it asks.
+local COMES_WITHIN = 1000
+-- How long a waiter's note says "turn" (ms).
+local TURN = 5000
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -89,6 +95,12 @@ local function taken(note)
   return note and note:sub(1, 6) == 'taken ' and note:sub(7)
 end
 
+-- Whether this owner is known to hold the lock no more.
+local function has_left(owner)
+  local note = ask('GET', notes .. owner)
+  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or note:sub(1, 6) == 'taken ')
+end
+
 -- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
 local function outlast(ms, ...)
   for _, key in ipairs({ ... }) do
@@ -134,32 +146,50 @@ end
 
 -- Should it fail, the waiter asks some time by itself, and what else is to be done here goes on.
 local function tell_turn(owner)
-  redis.pcall('SET', notes .. owner, 'turn', 'NX', 'PX', 5000)
+  redis.pcall('SET', notes .. owner, 'turn', 'NX', 'PX', TURN)
+end
+
+-- How long ago (ms) a waiter was told that it is its turn, if it has not asked since.
+local function told_ago(owner)
+  if not owner or ask('GET', notes .. owner) ~= 'turn' then return nil end
+  return TURN - redis.call('PTTL', notes .. owner)
+end
+
+local function at_rank(n)
+  return redis.call('ZRANGE', queue, n, n)[1]
+end
+
+-- How many at the head of the queue are passed over.
+local function passed_over()
+  local n = 0
+  while (told_ago(at_rank(n)) or 0) >= COMES_WITHIN do n = n + 1 end
+  return n
 end
 
 -- Whoever is first in the queue watches the lock itself, so it must learn that it is.
 local function tell_first()
-  local first = redis.call('ZRANGE', queue, 0, 0)[1]
+  local first = at_rank(passed_over())
   if first then tell_turn(first) end
 end
 
 -- Tells the waiters who may hold the lock now that it is their turn: one, or as many as fit together.
 local function wake()
-  local first = redis.call('ZRANGE', queue, 0, 0)[1]
+  local passed = passed_over()
+  local first = at_rank(passed)
   if not first then return end
   local value, mode = redis.call('GET', lock), mode_of(first)
   if bereft(value) or (value and value ~= '=' .. mode) then return end
   if mode == 'exclusive' then
     tell_turn(first)
   elseif mode == 'shared' then
-    for _, owner in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
+    for _, owner in ipairs(redis.call('ZRANGE', queue, passed, -1)) do
       if mode_of(owner) ~= 'shared' then break end
       tell_turn(owner)
     end
   else
     local room = tonumber(mode:match('%d+')) - redis.call('ZCARD', holders)
     if room > 0 then
-      for _, owner in ipairs(redis.call('ZRANGE', queue, 0, room - 1)) do tell_turn(owner) end
+      for _, owner in ipairs(redis.call('ZRANGE', queue, passed, passed + room - 1)) do tell_turn(owner) end
     end
   end
 end

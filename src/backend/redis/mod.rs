@@ -37,7 +37,7 @@ use super::{
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use acquire::Before;
+use acquire::Seen;
 use resp::{Value, command};
 use script::{Script, script};
 use server::Server;
@@ -61,7 +61,7 @@ pub struct Redis {
     /// How many replicas must have a grant before it counts.
     replicas: u32,
     watch: Option<Watch>,
-    before: Option<Before>,
+    seen: Option<Seen>,
     /// An acquire of ours got no answer: it may still arrive, after we have left.
     unheard: bool,
     /// Why a release of ours may or may not have been carried out.
@@ -74,7 +74,7 @@ impl Redis {
         let replicas = address.param("wait-replicas").unwrap_or("0").parse();
         let replicas = replicas.context("wait-replicas is a number").context(Fault::Config)?;
         let server = Server::new(Target::new(address)?, patience);
-        Ok(Redis { server, prefix, replicas, watch: None, before: None, unheard: false, unreleased: None })
+        Ok(Redis { server, prefix, replicas, watch: None, seen: None, unheard: false, unreleased: None })
     }
 
     /// In the order in which `common.lua` unpacks them.

@@ -9,6 +9,7 @@ end
 if redis.call('SISMEMBER', held, owner) == 0 then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(value, owner)
+  redis.pcall('SET', notes .. owner, 'released', 'PX', 60000)
   wake()
   return { 'done' }
 end

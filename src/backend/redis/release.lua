@@ -32,7 +32,7 @@ end
 if forsake == '1' then
   local word = answer == 'released' and answer or 'gone'
   redis.pcall('SET', notes .. owner, 'withdrawn ' .. word, 'PX', 600000)
-elseif answer == 'released' then
-  redis.pcall('SET', notes .. owner, 'released', 'PX', 60000)
+elseif answer == 'released' or answer == 'gone' then
+  redis.pcall('SET', notes .. owner, answer, 'PX', 60000)
 end
 return answer

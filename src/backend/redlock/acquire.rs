@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::nodes::{Reply, count, no_majority};
+use super::nodes::{Node, Reply, count, no_majority};
 use super::waiting::{Began, Then};
 use super::{Redlock, SLACK, flag, millis, script};
 use crate::backend::redis::script::Script;
@@ -31,7 +31,11 @@ impl Redlock {
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
         let insists = flag(std::mem::take(&mut self.insists));
         let args = [millis(ask.ttl), once, flag(ask.queue), since, waited, insists, self.who.clone()];
-        let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, &args).await;
+        let for_node = |node: &Node| {
+            let (holder, details) = node.seen.clone().unwrap_or_default();
+            args.iter().cloned().chain([holder, details]).collect()
+        };
+        let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, for_node).await;
         let (ours, quorum) = (count(&replies, "ours"), self.nodes.quorum());
         if count(&replies, "ran") > 0 {
             self.give_back(ask, &keys, Then::Leave).await;

@@ -130,7 +130,8 @@ local function order(since, waited)
 end
 
 -- Takes or keeps a place in the queue; says how many are before it, and within how many ms it has to ask again:
--- those who have long to wait need not ask often.
+-- those who have long to wait need not ask often. The next ones after the first ask more often than it takes to keep
+-- their places, to notice soon that the first does not come.
 local function wait(owner, since, waited, ttl, who)
   local place = order(since, waited)
   ask('ZADD', queue, place, owner)
@@ -139,7 +140,7 @@ local function wait(owner, since, waited, ttl, who)
   ask('ZADD', places, now + 2 * beat + 2000, owner)
   if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, string.format('%.0f', place / 1000)) end
   outlast(2 * beat + 2000, queue, places, details)
-  return ahead, beat
+  return ahead, ahead > 0 and math.min(500 * ahead, beat) or beat
 end
 
 -- Whether this request, the nth of its owner, arrived after the owner had given it up.

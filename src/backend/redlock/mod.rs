@@ -170,7 +170,7 @@ impl Backend for Redlock {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
-        let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), &args).await;
+        let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), |_| args.to_vec()).await;
         if let Some(reason) = reason(&replies, "taken") {
             return Ok(Renewal::Taken(reason));
         }

@@ -21,6 +21,9 @@ const GRACE: Duration = Duration::from_millis(20);
 pub struct Node {
     pub server: Server,
     pub watch: Watch,
+    /// Who held this node when it last answered us as waiters, and what it said about that holder. A node that has lost
+    /// its data since is told.
+    pub seen: Option<(String, String)>,
     /// How many requests to take this node or to give it back we sent, and the last of them that got no answer: it
     /// may still arrive, after we have given up.
     sent: u64,
@@ -57,7 +60,7 @@ impl Nodes {
         let patience = Patience { connect: patience.connect / 3, attempt: patience.attempt / 3 };
         let node = |target| {
             let (server, watch) = (Server::new(target, patience), Watch::default());
-            Node { server, watch, sent: 0, unheard: None, withdrawn: None }
+            Node { server, watch, seen: None, sent: 0, unheard: None, withdrawn: None }
         };
         let nodes = Nodes(Target::each(address)?.into_iter().map(node).collect());
         let mut hosts: Vec<&str> = nodes.0.iter().map(|node| node.server.host()).collect();
@@ -159,8 +162,14 @@ impl Nodes {
         replies
     }
 
-    pub async fn ask_to_take(&mut self, script: &Script, keys: &[String], owner: &str, args: &[String]) -> Vec<Reply> {
-        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args.to_vec()).collect();
+    pub async fn ask_to_take(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        owner: &str,
+        args: impl Fn(&Node) -> Vec<String>,
+    ) -> Vec<Reply> {
+        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args(node)).collect();
         self.ask_by_number(script, keys, numbered).await
     }
 

@@ -1,6 +1,7 @@
 -- First phase: takes this node if nobody else has it or is before us in the queue, and says which token it
 -- would have to be at least. insists: the nodes do not agree on who is first, so never mind the queue.
-local owner, n, ttl, key, waits, since, waited, insists, who = unpack(ARGV)
+-- seen_*: who held this node when we last asked it, and what it said about that holder.
+local owner, n, ttl, key, waits, since, waited, insists, who, seen_owner, seen_details = unpack(ARGV)
 if is_late(owner, n) or taken_by(owner) > tonumber(n) then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
 end
@@ -18,6 +19,18 @@ local function pass_over_the_gone()
 end
 
 local value = redis.call('GET', lock)
+
+-- A node that does not know the token of that holder any more has lost its data. The holder may still run, and may
+-- have renewed its lease after we looked: the node is its own again, for all of its ttl.
+local seen_ttl, seen_token = seen_details:match('^%S+ (%d+) %S+ (%d+) ')
+if not value and seen_token and highest_token() < tonumber(seen_token) then
+  redis.call('SET', lock, seen_owner, 'PX', seen_ttl)
+  redis.call('SET', counter, seen_token)
+  ask('HSET', details, seen_owner, seen_details)
+  outlast(seen_ttl, details)
+  value = seen_owner
+end
+
 if value ~= owner then
   local ahead, beat = sweep(value), 0
   if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then return { 'ran' } end

@@ -64,9 +64,15 @@ impl Redlock {
         let mut beat = Duration::MAX;
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = Watch::default();
-            let Some((word, rest)) = reply.as_ref().ok().filter(|(word, _)| word != "ours") else { continue };
+            let Ok((word, rest)) = reply else { continue };
+            node.seen = None;
+            if word == "ours" {
+                continue;
+            }
             let [value, pttl, details, ahead, again] = rest.as_slice() else { bail!("a node answered {rest:?}") };
             let value = value.text().filter(|value| !value.is_empty());
+            let details = details.text().unwrap_or_default();
+            node.seen = value.clone().map(|owner| (owner, details.clone()));
             let rank = ahead.number().context("a queue without a length")?;
             node.watch = Watch { keys: vec![turn.clone()], seen: vec![None] };
             if rank == 0 {
@@ -78,7 +84,7 @@ impl Redlock {
             }
             ranks.push(rank);
             beat = beat.min(again.number().map_or(BEAT, Duration::from_millis));
-            holders.extend(value.map(|owner| holder(owner, &details.text().unwrap_or_default(), None)));
+            holders.extend(value.map(|owner| holder(owner, &details, None)));
         }
         if self.nodes.deaf() {
             beat /= BLIND;

@@ -62,11 +62,14 @@ impl Url {
         Url { scheme: own(scheme), login: own(""), host: own(host), port: own(port), path: own(path), query }
     }
 
-    fn run(&self) -> Dlock {
+    fn text(&self) -> String {
         let Url { scheme, login, host, port, path, query } = self;
         let colon = if port.is_empty() { "" } else { ":" };
-        let url = format!("{scheme}://{login}{host}{colon}{port}{path}?{}", query.join("&"));
-        Dlock::new().run("x").args(["--connect-timeout", "5s", "-b", &url]).sh("echo started")
+        format!("{scheme}://{login}{host}{colon}{port}{path}?{}", query.join("&"))
+    }
+
+    fn run(&self) -> Dlock {
+        Dlock::new().run("x").args(["--connect-timeout", "5s", "-b", &self.text()]).sh("echo started")
     }
 
     #[track_caller]
@@ -211,6 +214,46 @@ fn every_parameter_of_a_url_refuses_nonsense() {
                     let what = format!("{parameter}={}", value.chars().take(20).collect::<String>());
                     expect_refusal(url.with(parameter, value).run(), &[CONFIG, UNREACHABLE], &(&scheme, what));
                 }
+            }
+        }
+    }
+}
+
+/// Each part of a password begins with one of these, and nothing else that dlock prints has them.
+const SECRETS: [&str; 3] = ["zqx", "jvk", "7041"];
+
+const PASSWORDS: [&str; 18] = [
+    "zqx/jvk",
+    "zqx?jvk",
+    "zqx#jvk",
+    "zqx@jvk",
+    "zqx:jvk",
+    "zqx%jvk",
+    "zqx&jvk",
+    "zqx,jvk",
+    "zqx jvk",
+    "[zqx]jvk",
+    "7041/zqx",
+    "7041?zqx",
+    "7041?zqx=jvk",
+    "7041?zqx=1&zqx=jvk",
+    "7041/?prefix=zqx&jvk",
+    "zqx@7041/jvk",
+    "zqx@7041?jvk=1",
+    "zqx://jvk",
+];
+
+/// A wrong URL is not repeated, and one that only looks right leads nowhere.
+#[test]
+fn no_part_of_a_password_is_shown_however_it_is_written() {
+    let files = files();
+    for (scheme, _) in parameters(&manual()) {
+        for password in PASSWORDS {
+            let url = Url { login: format!("me:{password}@"), ..Url::of(&scheme, files.dir()) };
+            for dlock in [url.run(), Dlock::new().env("DLOCK_BACKEND", url.text()).args(["status", "x"])] {
+                let ended = dlock.env("DLOCK_CONNECT_TIMEOUT", "1s").ended();
+                let said = format!("{}{}", ended.stdout, ended.stderr);
+                assert!(!SECRETS.iter().any(|secret| said.contains(secret)), "{scheme} {password}: {said}");
             }
         }
     }

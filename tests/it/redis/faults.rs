@@ -76,6 +76,71 @@ fn a_key_that_is_deleted() {
     }
 }
 
+/// Whoever holds it goes through the proxy, which is frozen right after a renewal.
+fn freeze_after_a_renewal(server: &Redis, proxy: &Proxy) {
+    let ends = || server.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    until("a renewal", || ends() > before);
+    proxy.freeze();
+}
+
+fn through(proxy: &Proxy) -> Dlock {
+    Dlock::new().env("DLOCK_BACKEND", format!("redis://127.0.0.1:{}", proxy.port())).run("job")
+}
+
+#[test]
+fn data_lost_right_after_a_renewal_that_no_waiter_has_seen() {
+    let (server, log) = (Redis::new(), Log::new());
+    let proxy = Proxy::to(server.port());
+    let holder = through(&proxy).args(["--ttl", "6s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    let waiter = waiter(&server, &log);
+    freeze_after_a_renewal(&server, &proxy);
+    server.does(&["FLUSHALL"]);
+    waiter.ended().expect(0);
+    holder.ended().expect(79);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_server_that_comes_back_with_old_data() {
+    let (server, log) = (Redis::new(), Log::new());
+    let proxy = Proxy::to(server.port());
+    let holder = through(&proxy).args(["--ttl", "6s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    server.does(&["SAVE"]);
+    let saved = server.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let waiter = waiter(&server, &log);
+    // What was saved has run out by now; the lock has not.
+    until("the saved lease to be over", || {
+        server.does(&["TIME"]).lines().next().unwrap().parse::<i64>().unwrap() * 1000 > saved
+    });
+    freeze_after_a_renewal(&server, &proxy);
+    server.restart();
+    assert!(server.dir().join("dump.rdb").exists());
+    waiter.ended().expect(0);
+    holder.ended().expect(79);
+    log.assert_no_overlap();
+}
+
+/// One of two holders is told of the loss and lets go; the other, whom nothing reaches, still runs.
+#[test]
+fn data_lost_while_several_hold_the_lock() {
+    let (server, log, beside) = (Redis::new(), Log::new(), Log::new());
+    let proxy = Proxy::to(server.port());
+    let cut_off = through(&proxy).args(["--shared", "--ttl", "6s"]).args(log.witness(&STUBBORN)).spawn();
+    log.await_runs(1, 3);
+    let other = server.dlock().run("job").args(["--shared", "--ttl", "9s"]).args(beside.witness(&[])).spawn();
+    beside.await_runs(1, 1);
+    let waiter = waiter(&server, &log);
+    proxy.freeze();
+    server.does(&["FLUSHALL"]);
+    other.ended().expect(79);
+    waiter.ended().expect(0);
+    cut_off.ended().expect(79);
+    log.assert_no_overlap();
+}
+
 #[test]
 fn a_key_that_another_program_overwrites() {
     let (server, log) = (Redis::new(), Log::new());

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::status;
 use crate::support::redis::cli;
-use crate::support::{Bed, Dlock, Log, Redis, Sentinel, free_port, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Sentinel, free_port, until};
 
 fn at(url: impl AsRef<str>) -> Dlock {
     Dlock::new().env("DLOCK_BACKEND", url.as_ref()).run("job")
@@ -212,6 +212,30 @@ fn a_failover_to_a_replica_without_the_lock_is_seen_as_its_loss() {
     replica.restart();
     master.kill();
     holder.ended().expect(79).saying("gone");
+}
+
+/// The holder reaches neither master nor sentinel any more. Its last renewal was seen by nobody else.
+#[test]
+fn a_failover_to_a_replica_without_the_lock_lets_nobody_in_beside_its_holder() {
+    let master = Redis::new();
+    let replica = master.replica(&[]);
+    let (sentinel, log) = (Sentinel::over(&master), Log::new());
+    let proxy = Proxy::to(sentinel.port());
+    let through = format!("redis+sentinel://127.0.0.1:{}/{}", proxy.port(), Sentinel::GROUP);
+    let holder = at(through).args(["--ttl", "9s"]).args(log.witness(&["ignore-term", "daemons=2"])).spawn();
+    log.await_runs(1, 3);
+    let waiter = at(sentinel.url()).args(["--ttl", "3s"]).args(log.witness(&["for=50"])).spawn();
+    super::await_waiters(&master, "job", 1);
+    let ends = || master.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
+    let before = ends();
+    until("a renewal", || ends() > before);
+    proxy.freeze();
+    master.daemon().freeze();
+    replica.restart();
+    master.kill();
+    waiter.ended().expect(0);
+    holder.ended().expect(79);
+    log.assert_no_overlap();
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Getting the lock: queue, modes, tokens and who is kept out.
 
-use super::super::acquire::PLACE;
 use super::*;
 
 #[tokio::test]
@@ -65,6 +64,81 @@ async fn nobody_gets_a_deleted_lock_before_its_holder_has_ended() {
         assert!(next.token > lease.token);
         b.release(&next, &ending(&next)).await.unwrap();
     }
+}
+
+/// The server loses its data, and nobody is granted anything for it.
+async fn vouches(server: &Server, waiter: &mut Redis, ask: &Ask) {
+    server.does(&["FLUSHALL"]).await;
+    busy(waiter, ask).await;
+    busy(&mut server.client(), &Ask { queue: false, ..ask.clone() }).await;
+}
+
+#[tokio::test]
+async fn a_server_that_loses_its_data_twice_is_told_twice_and_by_whoever_asks() {
+    let server = Server::start();
+    let (mut a, mut b, mut c) = (server.client(), server.client(), server.client());
+    let [one, two, three] = [ask(Mode::Exclusive), ask(Mode::Exclusive), ask(Mode::Exclusive)];
+    let lease = granted(&mut a, &one).await;
+    busy(&mut b, &two).await;
+    vouches(&server, &mut b, &two).await;
+    // It has never seen the holder itself.
+    busy(&mut c, &three).await;
+    b.withdraw(&two).await.unwrap();
+    told(&mut c).await;
+    busy(&mut c, &three).await;
+    vouches(&server, &mut c, &three).await;
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::NotOurs);
+    told(&mut c).await;
+    granted(&mut c, &three).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_has_let_go_is_not_vouched_for() {
+    let server = Server::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    let (one, two) = (ask(Mode::Exclusive), ask(Mode::Exclusive));
+    for loss in [&["DEL", "dlock:job/a"][..], &["FLUSHALL"], &["PING"]] {
+        let lease = granted(&mut a, &one).await;
+        busy(&mut b, &two).await;
+        server.does(loss).await;
+        a.release(&lease, &ending(&lease)).await.unwrap();
+        let next = granted(&mut b, &two).await;
+        b.release(&next, &ending(&next)).await.unwrap();
+        server.does(&["FLUSHALL"]).await;
+    }
+    // Nor one whose grant did not count, and who asks again.
+    granted(&mut a, &one).await;
+    busy(&mut b, &two).await;
+    a.withdraw(&one).await.unwrap();
+    let next = granted(&mut b, &two).await;
+    busy(&mut a, &one).await;
+    b.release(&next, &ending(&next)).await.unwrap();
+    told(&mut a).await;
+    granted(&mut a, &one).await;
+}
+
+#[tokio::test]
+async fn a_foreign_holder_is_vouched_for_as_long_as_its_key_was_to_last() {
+    let server = Server::start();
+    server.does(&["SET", "dlock:job/a", "their-uuid", "NX", "PX", "1500"]).await;
+    let (mut a, one) = (server.client(), ask(Mode::Exclusive));
+    busy(&mut a, &one).await;
+    vouches(&server, &mut a, &one).await;
+    until_granted(&mut a, &one).await;
+}
+
+#[tokio::test]
+async fn an_evicted_lock_is_kept_from_others_while_its_holder_may_run() {
+    let server = Server::start();
+    let (mut a, mut b) = (server.client(), server.client());
+    let (one, two) = (Ask { ttl: Duration::from_secs(3), ..ask(Mode::Exclusive) }, ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    busy(&mut b, &two).await;
+    server.does(&["DEL", "dlock:job/a", "{dlock:job/a}:holders", "{dlock:job/a}:details"]).await;
+    told(&mut b).await;
+    busy(&mut b, &two).await;
+    until_granted(&mut b, &two).await;
+    assert!(lease.term.from.elapsed() > lease.term.ttl, "granted {:?} after the first", lease.term.from.elapsed());
 }
 
 #[tokio::test]
@@ -155,23 +229,29 @@ async fn no_wait_leaves_no_trace_and_does_not_jump_the_queue() {
     granted(&mut b, &two).await;
 }
 
-#[tokio::test]
-async fn a_waiter_that_dies_and_a_holder_that_dies_make_way() {
-    let server = Server::start();
-    let (mut a, mut dead, mut b) = (server.client(), server.client(), server.client());
-    let short = Ask { ttl: Duration::from_millis(200), ..ask(Mode::Exclusive) };
-    granted(&mut a, &short).await;
-    let asked = clock::now();
-    busy(&mut dead, &ask(Mode::Exclusive)).await;
-    drop((a, dead));
-    let patient = ask(Mode::Exclusive);
-    loop {
-        match b.try_acquire(&patient).await.unwrap() {
-            Attempt::Busy(busy) => clock::sleep_until(busy.ask_again).await,
-            granted => break assert!(matches!(granted, Attempt::Granted(_))),
-        }
+async fn until_granted(redis: &mut Redis, ask: &Ask) {
+    while let Attempt::Busy(busy) = redis.try_acquire(ask).await.unwrap() {
+        clock::sleep_until(busy.ask_again).await;
     }
-    assert!(asked.elapsed() >= PLACE - SLACK, "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
+async fn waiters_that_die_and_a_holder_that_dies_make_way() {
+    let server = Server::start();
+    let short = Ask { ttl: Duration::from_millis(200), ..ask(Mode::Exclusive) };
+    granted(&mut server.client(), &short).await;
+    let dead = [ask(Mode::Exclusive), ask(Mode::Exclusive)];
+    for one in &dead {
+        busy(&mut server.client(), one).await;
+    }
+    let (mut b, patient) = (server.client(), ask(Mode::Exclusive));
+    until_granted(&mut b, &patient).await;
+    // Passed over, not forgotten: who only seemed to be dead has its place.
+    assert_eq!(server.does(&["ZCARD", "{dlock:job/a}:places"]).await, Value::Integer(2));
+    assert_eq!(busy(&mut server.client(), &ask(Mode::Exclusive)).await.ahead, Some(0));
+    assert_eq!(busy(&mut server.client(), &dead[1]).await.ahead, Some(0));
+    assert_eq!(busy(&mut server.client(), &dead[0]).await.ahead, Some(0));
+    assert_eq!(busy(&mut server.client(), &dead[1]).await.ahead, Some(1));
 }
 
 #[tokio::test]

@@ -33,7 +33,7 @@ impl Arrivals {
     }
 
     async fn take(&mut self, n: &str, ttl: &str) -> String {
-        self.run(&TAKE, &[n, ttl, "", "1", "0", "0", "0", "{}"]).await
+        self.run(&TAKE, &[n, ttl, "", "1", "0", "0", "0", "{}", "", ""]).await
     }
 
     async fn raise(&mut self, token: &str) -> String {

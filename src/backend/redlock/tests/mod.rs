@@ -92,6 +92,35 @@ async fn a_node_that_comes_back_empty_is_taken_again() {
 }
 
 #[tokio::test]
+async fn a_node_that_lost_its_data_is_told_by_a_waiter_whom_it_belongs_to() {
+    let nodes = start(3);
+    let (mut a, mut b) = (client(&nodes), client(&nodes));
+    let (one, two) = (ask(Mode::Exclusive), ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    for _ in 0..2 {
+        busy(&mut b, &two).await;
+        for node in &nodes {
+            node.does(&["FLUSHALL"]).await;
+        }
+        busy(&mut b, &two).await;
+        let left: u64 = nodes[0].does(&["PTTL", "dlock:job/a"]).await.number().unwrap();
+        assert!(Duration::from_millis(left) > one.ttl / 2, "{left} ms");
+    }
+    // Nobody can have held it in between, and so nothing is lost.
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Held(_)));
+    // What was granted since is not undone.
+    nodes[0].does(&["FLUSHALL"]).await;
+    nodes[0].does(&["SET", "{dlock:job/a}:token", &(lease.token.0 + 1).to_string()]).await;
+    busy(&mut b, &two).await;
+    assert_ne!(nodes[0].does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
+    a.release(&lease, &ending(&lease)).await.unwrap();
+    told(&mut b).await;
+    while let Attempt::Busy(busy) = b.try_acquire(&two).await.unwrap() {
+        clock::sleep_until(busy.ask_again).await;
+    }
+}
+
+#[tokio::test]
 async fn a_revoked_holder_is_told_and_only_exclusive_locks_are_had() {
     let nodes = start(3);
     let (mut a, mut operator, one) = (client(&nodes), client(&nodes), ask(Mode::Exclusive));

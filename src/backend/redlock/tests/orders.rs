@@ -53,7 +53,7 @@ impl Course {
         let given_up = (0..i).filter(numbered).rfind(|&j| !self.answered[j]).map(|j| (j + 1).to_string());
         let (n, given_up) = ((i + 1).to_string(), given_up.unwrap_or_default());
         let args: &[&str] = match self.story[i] {
-            Take => &["me", &n, "60000", "", "1", "0", "0", "0", "{}"],
+            Take => &["me", &n, "60000", "", "1", "0", "0", "0", "{}", "", ""],
             Raise => &["me", "9", "60000", "{}"],
             Renew => &["me", &n, "9", "60000", "{}"],
             GiveBack(and) => &["me", &n, &given_up, &flag(and == Then::Wait), "0", "0", "60000", "{}"],
