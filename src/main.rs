@@ -18,6 +18,7 @@ mod metrics;
 #[cfg(test)]
 mod model;
 mod mutant;
+mod openat;
 mod random;
 mod report;
 

@@ -16,6 +16,7 @@ mod hard_to_end;
 mod matrix;
 mod operating;
 mod patience;
+mod planted;
 mod postgres;
 mod readme;
 mod redis;

@@ -3,8 +3,7 @@
 mod disk;
 mod users;
 
-use std::io::Read;
-use std::path::Path;
+use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
@@ -29,31 +28,6 @@ impl Flock {
 }
 
 impl Drop for Flock {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A lease on a file, which keeps others from opening it for as long as the kernel allows.
-struct Lease(Child);
-
-impl Lease {
-    fn on(path: &Path) -> Lease {
-        const TAKE: &str = "import fcntl, os, signal, sys
-signal.signal(signal.SIGIO, signal.SIG_IGN)
-fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
-print(flush=True)
-signal.pause()";
-        let mut python = Command::new("python3");
-        let mut child = python.args(["-c", TAKE]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
-        let taken = child.stdout.take().unwrap().read(&mut [0]).unwrap();
-        assert_eq!(taken, 1, "no lease on {path:?}");
-        Lease(child)
-    }
-}
-
-impl Drop for Lease {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -200,20 +174,45 @@ fn a_lock_file_that_something_is_mounted_over_is_a_lost_lock() {
 
 #[test]
 fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
-    let (bed, go) = (FileBed::new(), Go::new());
-    bed.dlock().run("x").sh("exit 0").ended().expect(0);
-    let holder = bed.dlock().run("x").args(["--ttl", "13s"]).sh(&go.awaited()).spawn();
-    // Whoever opens a file that somebody else has a lease on waits, and so does the release.
-    let lease = Lease::on(&bed.side("x").join("last-run"));
-    go.say();
-    until("its guardian to have gone", || {
-        let children = children_of(holder.pid());
-        !children.is_empty() && children.into_iter().all(|child| !is_alive(child))
+    let bed = FileBed::new();
+    bed.dlock().run("x").args(["--once", "k"]).sh("exit 0").ended().expect(0);
+    // The release waits for a moment for whoever else writes to this file.
+    let once = File::open(bed.side("x").join("once")).unwrap();
+    once.lock().unwrap();
+    let is_held = || !Command::new("flock").arg("-n").arg(bed.lock_file("x")).arg("true").status().unwrap().success();
+    let holder = (0..100).find_map(|n| {
+        let go = Go::new();
+        let holder = bed.dlock().run("x").args(["--ttl", "13s", "--once", &n.to_string()]).sh(&go.awaited()).spawn();
+        until("it to hold", is_held);
+        go.say();
+        until("its guardian to have gone", || children_of(holder.pid()).into_iter().all(|child| !is_alive(child)));
+        holder.signal(Signal::SIGSTOP);
+        until("it to stand still", || matches!(state_of(holder.pid()), Some('T' | 'Z') | None));
+        // One that was done with it by then has not been caught.
+        is_held().then_some(holder)
     });
-    holder.signal(Signal::SIGSTOP);
-    drop(lease);
+    let holder = holder.expect("a release that was stopped in the middle");
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert!(!is_alive(holder.pid()), "stopped, and yet the lock is free?");
+}
+
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[test]
+fn a_waiter_for_a_slot_sleeps_and_gives_up_in_time() {
+    let bed = FileBed::new();
+    let slots = || bed.dlock().run("x").args(["--slots", "2"]);
+    let holders = [0, 1].map(|_| slots().sh("sleep 600").spawn());
+    until("both slots to be held", || bed.side("x").exists() && bed.beside("x", "holder.").len() == 2);
+    // One that wakes itself over and over has no time to look at the clock.
+    slots().args(["--wait", "1s"]).sh("echo no").ended().expect(75);
+    let waiter = slots().sh("echo got it").spawn();
+    until("the next to wait", || state(&bed, "x")["waiters"].as_array().unwrap().len() == 1);
+    holders[0].signal(Signal::SIGTERM);
+    assert_eq!(waiter.ended().expect(0).stdout, "got it\n");
 }
 
 #[test]
