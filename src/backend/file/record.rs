@@ -18,6 +18,8 @@ use crate::lock::{Holder, Identity, LastRun, Mode, Outcome, OwnerId, Token, Wait
 
 /// No record of ours is longer.
 const LONGEST: usize = 64 * 1024;
+/// As long as any other id of a boot, so that a record can be changed in its place.
+const NO_BOOT: &str = "00000000-0000-0000-0000-000000000000";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -47,7 +49,8 @@ pub struct Record {
 /// Until when a lock stays taken although nobody runs under it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hold {
-    /// On CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot.
+    /// On the machine's CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot, and for
+    /// whoever cannot tell that clock from the one of its time namespace.
     boot: String,
     until_boot_ns: Fixed,
     until_ms: Fixed,
@@ -103,7 +106,11 @@ impl Record {
     pub fn hold(&mut self, file: &impl AsFd, until: Instant, ttl: Duration) -> Result<()> {
         let until_ms = Fixed(millis(clock::wall() + until.remaining()));
         let ttl_ms = Some(Fixed(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
-        self.hold = Some(Hold { boot: boot_id().to_owned(), until_boot_ns: Fixed(until.as_nanos()), until_ms, ttl_ms });
+        let (boot, until_boot_ns) = match until.for_every_namespace() {
+            Some(nanos) => (boot_id(), Fixed(nanos)),
+            None => (NO_BOOT, Fixed(0)),
+        };
+        self.hold = Some(Hold { boot: boot.to_owned(), until_boot_ns, until_ms, ttl_ms });
         let json = serde_json::to_vec(self)?;
         let written = nix::sys::uio::pwrite(file, &json, 0).context("cannot write the holder's record")?;
         ensure!(written == json.len(), "the holder's record was cut off");
@@ -135,10 +142,10 @@ impl Record {
     /// How long nobody else may have it although its holder has gone.
     pub fn held_on_for(&self) -> Option<Duration> {
         let hold = self.hold.as_ref()?;
-        let left = if hold.boot == boot_id() {
-            Instant::from_nanos(hold.until_boot_ns.0).remaining()
-        } else {
-            Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall())))
+        let this_boot = hold.boot == boot_id();
+        let left = match Instant::from_every_namespace(hold.until_boot_ns.0).filter(|_| this_boot) {
+            Some(until) => until.remaining(),
+            None => Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall()))),
         };
         Some(left).filter(|left| !left.is_zero())
     }

@@ -4,6 +4,7 @@ mod disk;
 mod users;
 
 use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::Signal;
@@ -268,4 +269,67 @@ fn when_dlock_and_guardian_die_the_next_run_tells_what_became_of_the_last() {
     assert_eq!((&last["outcome"], &last["fencing_token"]), (&"lost".into(), &log.runs()[0].token.into()));
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert_eq!(state(&bed, "x")["last_run"]["outcome"], "exited");
+}
+
+/// dlock in a time namespace of its own, whose machine seems to have been up for longer.
+fn in_time_namespace(bed: &FileBed) -> Option<Dlock> {
+    let namespace = ["--time", "--boottime", "1000000"];
+    if !Command::new("unshare").args(namespace).arg("true").status().unwrap().success() {
+        return None;
+    }
+    let dlock = Dlock::played_by("unshare").args(namespace).arg(assert_cmd::cargo::cargo_bin!("dlock"));
+    Some(dlock.env("DLOCK_BACKEND", bed.url()))
+}
+
+#[test]
+fn what_is_held_on_to_ends_at_the_same_time_in_every_time_namespace() {
+    const HOLD: [&str; 2] = ["--hold-at-least", "10m"];
+    let bed = FileBed::new();
+    if in_time_namespace(&bed).is_none() {
+        return eprintln!("not played: only root can make a time namespace");
+    }
+    let (inside, outside) = (|| in_time_namespace(&bed).unwrap(), || bed.dlock());
+    let left = |dlock: Dlock, name: &str| {
+        let json = dlock.args(["status", "--json", name]).ended().expect(0).stdout;
+        serde_json::from_str::<Value>(&json).unwrap()[0]["holders"][0]["expires_in_ms"].as_u64()
+    };
+    let is_right = |left: Option<u64>| left.is_some_and(|left| (300_000..=600_000).contains(&left));
+    inside().run("in").args(HOLD).sh("exit 0").ended().expect(0);
+    outside().run("out").args(HOLD).sh("exit 0").ended().expect(0);
+    for name in ["in", "out"] {
+        for dlock in [inside(), outside()] {
+            let left = left(dlock, name);
+            assert!(is_right(left), "{name}: {left:?}");
+        }
+        // Nobody but the record keeps it now.
+        kill_keepers(&bed.lock_file(name));
+        for dlock in [inside(), outside()] {
+            dlock.run(name).arg("-n").sh("echo no").ended().expect(75);
+        }
+    }
+    // Whoever keeps it is told of a renewal, wherever that comes from.
+    let acquired = inside().args(["acquire", "--name", "lease", "--ttl", "3s", "--json"]).ended().expect(0).stdout;
+    let owner = serde_json::from_str::<Value>(&acquired).unwrap()["owner"].as_str().unwrap().to_owned();
+    outside().args(["renew", "--name", "lease", "--owner", &owner, "--ttl", "10m"]).ended().expect(0);
+    let is_held =
+        || !Command::new("flock").arg("-n").arg(bed.lock_file("lease")).arg("true").status().unwrap().success();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(is_held() && is_right(left(inside(), "lease")) && is_right(left(outside(), "lease")));
+    kill_keepers(&bed.lock_file("lease"));
+}
+
+/// Ends whoever has this file open.
+fn kill_keepers(file: &Path) {
+    let has_open = |pid: u32| {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == file))
+    };
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let keepers: Vec<u32> = pids.filter(|pid| has_open(*pid)).collect();
+    assert!(!keepers.is_empty(), "nobody keeps {file:?}");
+    for pid in keepers {
+        signal(pid, Signal::SIGKILL);
+        until("it to be gone", || !is_alive(pid));
+    }
 }
