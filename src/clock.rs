@@ -4,11 +4,12 @@
 //! do not. The wall clock is for showing dates, never for deciding anything about a lease.
 
 use std::ops::{Add, Sub};
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// A point in time on CLOCK_BOOTTIME, comparable between all processes of this boot.
+/// A point in time on CLOCK_BOOTTIME, comparable between all processes of this boot in the same time namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Instant(Duration);
@@ -23,6 +24,16 @@ impl Instant {
 
     pub fn as_nanos(self) -> u64 {
         u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// From what [`Instant::for_every_namespace`] gave, in whichever time namespace.
+    pub fn from_every_namespace(nanos: u64) -> Option<Instant> {
+        Some(Instant::from_nanos(nanos.saturating_add_signed(namespace_offset()?)))
+    }
+
+    /// Nanoseconds on the machine's own CLOCK_BOOTTIME; `None` if we cannot tell how far ours is from it.
+    pub fn for_every_namespace(self) -> Option<u64> {
+        Some(self.as_nanos().saturating_add_signed(namespace_offset()?.checked_neg()?))
     }
 
     /// How long until this instant; zero once it has passed.
@@ -75,6 +86,30 @@ pub fn now() -> Instant {
     Instant(Duration::from_secs(3600) + tokio::time::Instant::now().saturating_duration_since(origin))
 }
 
+/// How many nanoseconds CLOCK_BOOTTIME is ahead in our time namespace (`unshare --time`).
+fn namespace_offset() -> Option<i64> {
+    static OFFSET: LazyLock<Option<i64>> =
+        LazyLock::new(|| match std::fs::read_to_string("/proc/self/timens_offsets") {
+            // The file is about our children; Linux before 6.3 keeps a program that exec'ed where it was.
+            Ok(offsets) => same_namespace().then(|| boottime_offset(&offsets)).flatten(),
+            // There are no time namespaces before Linux 5.6.
+            Err(error) => (error.kind() == std::io::ErrorKind::NotFound).then_some(0),
+        });
+    *OFFSET
+}
+
+fn same_namespace() -> bool {
+    let namespace = |of| std::fs::read_link(format!("/proc/self/ns/{of}")).ok();
+    namespace("time").is_some_and(|ours| Some(ours) == namespace("time_for_children"))
+}
+
+/// `boottime       100000         0`, in seconds and nanoseconds.
+fn boottime_offset(offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix("boottime"))?;
+    let mut numbers = line.split_ascii_whitespace().map(|number| number.parse::<i64>().ok());
+    numbers.next()??.checked_mul(1_000_000_000)?.checked_add(numbers.next()??)
+}
+
 /// The date, for people.
 #[allow(clippy::disallowed_methods)]
 pub fn wall() -> SystemTime {
@@ -84,4 +119,16 @@ pub fn wall() -> SystemTime {
 /// Sleeps on tokio's clock, which stops while the machine does: whoever wakes looks at [`now`] again.
 pub async fn sleep_until(instant: Instant) {
     tokio::time::sleep(instant.remaining()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_offset_of_a_time_namespace_is_read_as_the_kernel_writes_it() {
+        let text = "monotonic           1         2\nboottime      -86400 500000000\n";
+        assert_eq!(super::boottime_offset(text), Some(-86_399_500_000_000));
+        for other in ["", "boottime", "boottime 1", "boottime x 0", "boottime 9223372036854775807 0"] {
+            assert_eq!(super::boottime_offset(other), None, "{other}");
+        }
+    }
 }

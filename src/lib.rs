@@ -17,4 +17,5 @@ pub mod metrics;
 #[cfg(test)]
 mod model;
 pub mod mutant;
+mod openat;
 pub mod report;

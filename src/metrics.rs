@@ -3,15 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
-use std::io::{ErrorKind, Write};
+use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use nix::fcntl::OFlag;
 
 use crate::clock;
 use crate::lock::LockName;
+use crate::openat::{self, Dir};
 
 /// What one run adds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,26 +42,66 @@ pub const METRICS: [(&str, &str, &str); 7] = [
 type Samples = BTreeMap<(String, String), f64>;
 
 pub fn add(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
-    let guard = beside(path, "lock");
-    let guard = File::options().create(true).truncate(false).write(true).open(&guard);
-    let guard = guard.with_context(|| format!("cannot write metrics to {}", path.display()))?;
-    guard.lock().context("cannot lock the metrics file")?;
-    let mut samples = match std::fs::read(path) {
-        // What is not ours, or not even text, is forgotten.
-        Ok(bytes) => parse(&String::from_utf8_lossy(&bytes)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Samples::new(),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
+    let about = || format!("cannot write metrics to {}", path.display());
+    let place = openat::resolve(path).with_context(about)?;
+    let file = Metrics { dir: &place.dir, path: &place.name };
+    let _guard = file.lock().with_context(about)?;
+    let mut samples = file.read().with_context(|| format!("cannot read {}", path.display()))?;
     count(&mut samples, name, tally);
-    let fresh = beside(path, "new");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&fresh)?;
-        // Whoever collects it is another user, whatever the umask of a job is.
-        file.set_permissions(Permissions::from_mode(0o644))?;
-        file.write_all(render(&samples).as_bytes())?;
-        std::fs::rename(&fresh, path)
-    };
-    write().with_context(|| format!("cannot write metrics to {}", path.display()))
+    file.write(&samples).with_context(about)
+}
+
+/// The file, and those beside it that are needed to change it.
+struct Metrics<'a> {
+    dir: &'a Dir,
+    path: &'a Path,
+}
+
+impl Metrics<'_> {
+    /// Whoever can read the guard could lock it, and keep every run from its end.
+    fn lock(&self) -> IoResult<File> {
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let guard = self.dir.open_file(&self.beside("lock"), OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?;
+        let until = clock::now() + PATIENCE;
+        while guard.try_lock().is_err() {
+            if until.has_passed() {
+                return Err(Error::new(ErrorKind::TimedOut, "somebody else has it locked"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(guard)
+    }
+
+    fn read(&self) -> IoResult<Samples> {
+        match self.dir.open_file(self.path, OFlag::O_RDONLY, 0) {
+            // What is not ours, or not even text, is forgotten.
+            Ok(mut file) => {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes)?;
+                Ok(parse(&String::from_utf8_lossy(&bytes)))
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Samples::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn write(&self, samples: &Samples) -> IoResult<()> {
+        let fresh = self.beside("new");
+        // Of a run that died here, or of somebody who hopes that we write to it.
+        let _ = self.dir.remove(&fresh);
+        let write = |file: &mut File| {
+            // Whoever collects it is another user, whatever the umask of a job is.
+            file.set_permissions(Permissions::from_mode(0o644))?;
+            file.write_all(render(samples).as_bytes())
+        };
+        self.dir.replace(self.path, &fresh, 0o600, write).map(drop)
+    }
+
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(format!(".{suffix}"));
+        name.into()
+    }
 }
 
 fn count(samples: &mut Samples, name: &LockName, tally: &Tally) {
@@ -98,12 +140,6 @@ fn render(samples: &Samples) -> String {
         }
     }
     text
-}
-
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{suffix}"));
-    name.into()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::config::{SETTINGS, nearest};
 use crate::exit::Fault;
+use crate::openat;
 
 /// The parameters that every kind of backend takes, but for files.
 pub const COMMON: [&str; 7] = ["prefix", "tls-ca", "tls-cert", "tls-key", "username", "password", "password-file"];
@@ -124,7 +125,7 @@ impl Address {
             return Ok(Some(password.to_owned()));
         }
         if let Some(file) = self.param("password-file") {
-            let text = std::fs::read_to_string(file)
+            let text = openat::read_to_string(file.as_ref())
                 .with_context(|| format!("cannot read password-file {file}"))
                 .context(Fault::Config)?;
             return Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()));

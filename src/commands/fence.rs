@@ -6,29 +6,28 @@
 //! somebody kills the first process of it. The mark is on the disk before the command begins; a crash in
 //! between only means that the token has been seen.
 
-use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::libc;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
 use crate::config::Fence;
 use crate::exit::{Exit, Fault};
 use crate::lock::Token;
+use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
 pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
-    let path = mark_of(&resolved(&order.resource))?;
-    let mut mark = open(&path)?;
+    let place = mark_of(&order.resource)?;
+    let path = place.path();
+    let mut mark = open(&place)?;
     lock(&mark, &path, &order.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if order.token < seen {
@@ -38,7 +37,12 @@ pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
     }
     if order.token > seen {
         write(&mut mark, order.token).with_context(|| format!("cannot record the token in {}", path.display()))?;
-        sync_directory(&path)?;
+        // A mark that is new must not be forgotten with its name.
+        place
+            .dir
+            .open_dir(Path::new("."))
+            .and_then(|dir| dir.sync_all())
+            .context("cannot sync the mark's directory")?;
     }
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
     let (program, arguments) = order.argv.split_first().context("no command")?;
@@ -75,45 +79,30 @@ fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Re
     locked
 }
 
-/// What a symbolic link leads to, so that no older token gets by through another name. What is not there yet is named
-/// as it will be.
-fn resolved(resource: &Path) -> PathBuf {
-    const MOST_LINKS: usize = 40;
-    let mut path = resource.to_owned();
-    for _ in 0..MOST_LINKS {
-        if let Ok(real) = path.canonicalize() {
-            return real;
-        }
-        let parent = path.parent().unwrap_or(Path::new(""));
-        let Ok(target) = path.read_link() else {
-            let real = if parent.as_os_str().is_empty() { Path::new(".") } else { parent }.canonicalize();
-            return real.ok().zip(path.file_name()).map_or(path.clone(), |(real, name)| real.join(name));
-        };
-        path = parent.join(target);
+/// Beside the resource, so that it lives and moves with what it protects; and beside what a symlink leads to, so that no
+/// older token gets by through another name. What is not there yet is named as it will be.
+fn mark_of(resource: &Path) -> Result<Place> {
+    let place = openat::resolve(resource).map_err(|error| failed(error, resource))?;
+    if place.name == Path::new(".") {
+        let shown = resource.display();
+        return Err(Fault::Usage.because(format_args!("{shown} is no file or directory that could be fenced")));
     }
-    path
+    let mut name = place.name.into_os_string();
+    name.push(".fence");
+    Ok(Place { dir: place.dir, name: name.into() })
 }
 
-/// Beside the resource, so that it lives and moves with what it protects.
-fn mark_of(resource: &Path) -> Result<PathBuf> {
-    let name = resource.file_name().ok_or_else(|| {
-        Fault::Usage.because(format_args!("{} is no file or directory that could be fenced", resource.display()))
-    })?;
-    let mut mark = OsString::from(name);
-    mark.push(".fence");
-    Ok(resource.with_file_name(mark))
+fn open(mark: &Place) -> Result<File> {
+    let opened = mark.dir.open_file(&mark.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
+    opened.map_err(|error| failed(error, &mark.path()))
 }
 
-fn open(path: &Path) -> Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false).mode(0o666).custom_flags(libc::O_NOFOLLOW);
-    options.open(path).map_err(|error| {
-        let fault = match error.kind() {
-            std::io::ErrorKind::PermissionDenied => Fault::Refused,
-            _ => Fault::Config,
-        };
-        anyhow::Error::new(error).context(format!("cannot open {}", path.display())).context(fault)
-    })
+fn failed(error: std::io::Error, path: &Path) -> anyhow::Error {
+    let fault = match error.kind() {
+        std::io::ErrorKind::PermissionDenied => Fault::Refused,
+        _ => Fault::Config,
+    };
+    anyhow::Error::new(error).context(format!("cannot open {}", path.display())).context(fault)
 }
 
 /// Zero for a mark that has just been made.
@@ -131,10 +120,4 @@ fn write(mark: &mut File, token: Token) -> std::io::Result<()> {
     mark.seek(SeekFrom::Start(0))?;
     mark.write_all(format!("{:020}\n", token.0).as_bytes())?;
     mark.sync_data()
-}
-
-/// A mark that is new must not be forgotten with its name.
-fn sync_directory(mark: &Path) -> Result<()> {
-    let directory = mark.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(directory).and_then(|directory| directory.sync_all()).context("cannot sync the mark's directory")
 }

@@ -12,6 +12,7 @@ use super::nearest;
 use crate::backend::{self, Address};
 use crate::cli::Cli;
 use crate::exit::Fault;
+use crate::openat;
 
 /// A config file with every value as text, checked later like the text of a flag.
 #[derive(Debug, Default)]
@@ -39,9 +40,9 @@ impl ConfigFile {
         };
         let Some(path) = path else { return Ok(ConfigFile::default()) };
         let read = || -> Result<ConfigFile> {
-            let text = std::fs::read_to_string(&path).context("cannot be read")?;
-            let file = ConfigFile::parse(&path, &text)?;
-            let mode = std::fs::metadata(&path).context("cannot be read")?.permissions().mode();
+            let opened = openat::open(&path).context("cannot be read")?;
+            let mode = opened.metadata().context("cannot be read")?.permissions().mode();
+            let file = ConfigFile::parse(&path, &std::io::read_to_string(opened).context("cannot be read")?)?;
             if mode & 0o007 != 0 && file.has_password() {
                 bail!("holds a password and others can read it: chmod 600 {}", path.display());
             }

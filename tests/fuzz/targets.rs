@@ -12,7 +12,7 @@ use dlock::backend::zookeeper::reply::{self, Connected, Frame};
 use dlock::backend::{self, Address, file, postgres, redis, zookeeper};
 use dlock::commands::status::table::Table;
 use dlock::config::ConfigFile;
-use dlock::guardian::wire::{Link, Order, GuardianEvent};
+use dlock::guardian::wire::{GuardianEvent, Link, Order};
 use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Waiter};
 use dlock::report::{describe, escape, json_escaped};
 use nix::sys::socket::{MsgFlags, send};

@@ -18,6 +18,7 @@ mod matrix;
 mod operating;
 mod partition;
 mod patience;
+mod planted;
 mod postgres;
 mod pressure;
 mod readme;

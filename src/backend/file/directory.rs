@@ -3,23 +3,30 @@
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io::{Error, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use nix::libc;
 use nix::unistd::geteuid;
 
-use super::paths::Paths;
+use super::files::LockFiles;
 use crate::backend::Address;
 use crate::exit::Fault;
 use crate::lock::LockName;
+use crate::openat::{Dir, Names};
 
+/// The directory that the locks are in, by its path.
 pub struct Directory {
     path: PathBuf,
     /// The default directory is made on first use; one that was named must be there.
     ours_to_make: bool,
-    /// The group that may write to it: such a directory is shared on purpose.
+}
+
+/// The directory, open. Nobody but root, us and the group that may write to it can put anything into it.
+pub struct OpenDirectory {
+    dir: Dir,
+    /// Such a directory is shared on purpose.
     group: Option<u32>,
 }
 
@@ -43,54 +50,52 @@ impl Directory {
             return Err(Fault::Config.because("a directory is written with three slashes: file:///DIR"));
         }
         let ours_to_make = default_directory().is_ok_and(|default| default == path);
-        Ok(Directory { path, ours_to_make, group: None })
+        Ok(Directory { path, ours_to_make })
     }
 
-    /// Makes sure that nobody but us and root can put anything into the directory.
-    pub fn check(&mut self) -> Result<()> {
-        match self.verify() {
-            Err(error) if error.downcast_ref::<Missing>().is_some() && self.ours_to_make => {
-                self.make()?;
-                self.verify()
-            }
-            checked => checked,
+    /// Opens the directory; makes it first, if it is ours to make.
+    pub fn open(&self) -> Result<OpenDirectory> {
+        match self.find()? {
+            Some(open) => return Ok(open),
+            None if self.ours_to_make => self.make()?,
+            None => {}
+        }
+        self.find()?.ok_or_else(|| self.missing())
+    }
+
+    /// `None` is a directory that will be made on first use.
+    pub fn open_for_reading(&self) -> Result<Option<OpenDirectory>> {
+        match self.find()? {
+            None if !self.ours_to_make => Err(self.missing()),
+            found => Ok(found),
         }
     }
 
-    /// The same, but a directory that will be made on first use counts as empty.
-    pub fn check_for_reading(&mut self) -> Result<()> {
-        match self.verify() {
-            Err(error) if error.downcast_ref::<Missing>().is_some() && self.ours_to_make => Ok(()),
-            checked => checked,
-        }
-    }
-
-    fn verify(&mut self) -> Result<()> {
+    fn find(&self) -> Result<Option<OpenDirectory>> {
         let shown = self.path.display();
-        let meta = match std::fs::symlink_metadata(&self.path) {
-            Ok(meta) => meta,
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                let advice = format!("the lock directory {shown} does not exist: mkdir -m 700 {shown}");
-                return Err(anyhow::Error::new(Missing).context(advice).context(Fault::Config));
+        let dir = match Dir::open(&self.path) {
+            Ok(dir) => dir,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotADirectory => {
+                return Err(Fault::Config.because(format_args!("{shown} is not a directory")));
             }
-            Err(error) => return Err(refusal(error, "cannot look at the lock directory", &self.path)),
+            Err(error) => return Err(refusal(error, "cannot use the lock directory", &self.path)),
         };
         let refuse = |why: &str| Err(Fault::Refused.because(format_args!("the lock directory {shown} {why}")));
-        let (owner, us) = (meta.uid(), geteuid().as_raw());
-        if meta.file_type().is_symlink() {
-            return refuse("is a symbolic link, which others could turn: name the directory itself");
-        }
-        if !meta.is_dir() {
-            return Err(Fault::Config.because(format_args!("{shown} is not a directory")));
-        }
+        let stat = dir.stat().map_err(|error| refusal(error, "cannot look at the lock directory", &self.path))?;
+        let (owner, us) = (stat.st_uid, geteuid().as_raw());
         if owner != us && owner != 0 {
             return refuse(&format!("belongs to user {owner}, who could take our locks away: use one of your own"));
         }
-        if meta.mode() & 0o002 != 0 {
+        if stat.st_mode & 0o002 != 0 {
             return refuse("can be written by everybody, who could take our locks away: chmod o-w it, or use another");
         }
-        self.group = (meta.mode() & 0o020 != 0).then(|| meta.gid());
-        Ok(())
+        Ok(Some(OpenDirectory { dir, group: (stat.st_mode & 0o020 != 0).then_some(stat.st_gid) }))
+    }
+
+    fn missing(&self) -> anyhow::Error {
+        let shown = self.path.display();
+        Fault::Config.because(format_args!("the lock directory {shown} does not exist: mkdir -m 700 {shown}"))
     }
 
     fn make(&self) -> Result<()> {
@@ -105,28 +110,17 @@ impl Directory {
     pub fn path(&self) -> &Path {
         &self.path
     }
-
-    pub fn paths(&self, name: &LockName) -> Paths {
-        let stem = name.encoded();
-        Paths {
-            lock: self.path.join(format!("{stem}.lock")),
-            side: self.path.join(format!("{stem}.d")),
-            group: self.group,
-        }
-    }
 }
 
-/// The directory is not there.
-#[derive(Debug)]
-struct Missing;
+impl OpenDirectory {
+    pub fn files(&self, name: &LockName) -> LockFiles {
+        LockFiles::new(self.dir.clone(), self.group, name)
+    }
 
-impl std::fmt::Display for Missing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("no such directory")
+    pub fn list(&self) -> Result<Names> {
+        self.dir.list(Path::new(".")).map_err(|error| refusal(error, "cannot list", self.dir.path()))
     }
 }
-
-impl std::error::Error for Missing {}
 
 /// What a failed system call on our files means to the operator.
 pub fn refusal(error: Error, what: &str, path: &Path) -> anyhow::Error {
@@ -135,6 +129,7 @@ pub fn refusal(error: Error, what: &str, path: &Path) -> anyhow::Error {
         Some(libc::EACCES | libc::EPERM | libc::ELOOP) => Fault::Refused,
         Some(libc::EROFS | libc::ENOTDIR | libc::EISDIR | libc::ENOENT | libc::ENXIO) => Fault::Config,
         None if error.kind() == ErrorKind::InvalidInput => Fault::Config,
+        None if error.kind() == ErrorKind::PermissionDenied => Fault::Refused,
         Some(libc::ENAMETOOLONG) => Fault::Usage,
         _ => Fault::Internal,
     };

@@ -11,10 +11,10 @@
 
 mod directory;
 mod examine;
+mod files;
 mod foreign;
 mod linger;
 mod once;
-mod paths;
 pub mod record;
 mod status;
 mod take;
@@ -37,11 +37,12 @@ use super::{
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use directory::Directory;
+use crate::openat::Names;
 pub use directory::DiskTrouble;
 pub use directory::default_directory;
+use directory::{Directory, OpenDirectory};
+use files::LockFiles;
 pub use linger::linger;
-use paths::{Paths, same_file};
 use record::{Kind, Record};
 use wait::Waiting;
 use watch::Told;
@@ -56,12 +57,12 @@ pub struct FileBackend {
     /// What keeps the lock ours.
     claim: Option<Claim>,
     waiting: Waiting,
-    listing: Option<std::fs::ReadDir>,
+    listing: Option<(OpenDirectory, Names)>,
 }
 
 /// A lock that was taken: the locked files, and the record that tells others about it.
 struct Claim {
-    paths: Paths,
+    files: LockFiles,
     lock: Arc<OwnedFd>,
     slot: Option<(u32, Arc<OwnedFd>)>,
     record: Record,
@@ -84,10 +85,10 @@ impl Claim {
 
     /// Why the files we have locked are not the ones that others would lock, if so.
     fn displaced(&self) -> Result<Option<String>> {
-        let slot = self.slot.as_ref().map(|(n, file)| (self.paths.slot(*n), file));
-        for (path, file) in [(self.paths.lock.clone(), &self.lock)].into_iter().chain(slot) {
-            if !same_file(file, &path)? {
-                return Ok(Some(format!("{} was deleted or replaced", path.display())));
+        let slot = self.slot.as_ref().map(|(n, file)| (self.files.slot(*n), file));
+        for (path, file) in [(self.files.lock.clone(), &self.lock)].into_iter().chain(slot) {
+            if !self.files.leads_to(&path, file)? {
+                return Ok(Some(format!("{} was deleted or replaced", self.files.path(&path).display())));
             }
         }
         Ok(None)
@@ -138,7 +139,7 @@ impl Backend for FileBackend {
             Some(claim) => {
                 self.waiting.is_over();
                 loop {
-                    let told = self.waiting.for_interference(&claim.paths, &claim.record.who.owner).await?;
+                    let told = self.waiting.for_interference(&claim.files, &claim.record.who.owner).await?;
                     if matches!(told, Told::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
                         return Ok(());
                     }
@@ -151,7 +152,7 @@ impl Backend for FileBackend {
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
         self.waiting = Waiting::default();
         if let Some(claim) = self.claim.take() {
-            claim.record.remove(&claim.paths, Kind::Holder);
+            claim.record.remove(&claim.files, Kind::Holder);
             claim.unlock();
         }
         Ok(())
@@ -162,10 +163,10 @@ impl Backend for FileBackend {
         self.waiting.is_over();
         let claim = self.claim.as_ref().context("nothing is held")?;
         if let Some(why) = claim.displaced()? {
-            let taken = paths::read(&claim.paths.taken(&lease.owner));
+            let taken = claim.files.read(&claim.files.taken(&lease.owner));
             return Ok(taken.map_or(Renewal::Lost(why), Renewal::Taken));
         }
-        match paths::read(&claim.paths.revoke(&lease.owner)) {
+        match claim.files.read(&claim.files.revoke(&lease.owner)) {
             Ok(reason) => Ok(Renewal::Revoked(reason)),
             Err(_) => Ok(Renewal::Held(Term { from, ..lease.term })),
         }
@@ -173,10 +174,10 @@ impl Backend for FileBackend {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let Some(claim) = self.claim.as_mut() else { return Ok(Released::NotOurs) };
-        let paths = claim.paths.clone();
+        let files = claim.files.clone();
         let ours = claim.displaced().map(|why| why.is_none());
         let recorded = match &ending.last_run {
-            Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.paths, last_run),
+            Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.files, last_run),
             _ => Ok(()),
         };
         match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
@@ -186,19 +187,19 @@ impl Backend for FileBackend {
                 claim.record.hold(&claim.record_file, until, claim.record.ttl())?;
             }
             None => {
-                claim.record.remove(&claim.paths, Kind::Holder);
+                claim.record.remove(&claim.files, Kind::Holder);
                 claim.unlock();
                 self.claim = None;
             }
         }
         // Only now: nothing else must keep others waiting.
         self.waiting.is_over();
-        let marked = std::fs::remove_file(paths.revoke(&lease.owner)).is_ok();
+        let marked = files.remove(&files.revoke(&lease.owner)).is_ok();
         let mut taken = None;
         if marked || !matches!(ours, Ok(true)) {
-            let path = paths.taken(&lease.owner);
-            taken = paths::read(&path).ok();
-            let _ = std::fs::remove_file(path);
+            let path = files.taken(&lease.owner);
+            taken = files.read(&path).ok();
+            let _ = files.remove(&path);
         }
         // What cannot be written down is not tried again.
         recorded?;
@@ -210,41 +211,47 @@ impl Backend for FileBackend {
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        self.directory.check()?;
-        status::rehold(&self.directory.paths(name), owner, ttl).await
+        status::rehold(&self.directory.open()?.files(name), owner, ttl).await
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        self.directory.check_for_reading()?;
-        status::inspect(&self.directory.paths(name), name, &foreign::Locks::read())
+        match self.directory.open_for_reading()? {
+            Some(directory) => status::inspect(&directory.files(name), name, &foreign::Locks::read()),
+            None => Ok(LockState::free(name.clone(), NAME)),
+        }
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
-        self.directory.check_for_reading()?;
-        status::list(&self.directory, &mut self.listing, after)
+        // The directory stays open from page to page; its order is the file system's.
+        if after.is_none() {
+            let Some(directory) = self.directory.open_for_reading()? else { return Ok(Page::default()) };
+            let names = directory.list()?;
+            self.listing = Some((directory, names));
+        }
+        let (directory, names) = self.listing.as_mut().context("a list begins at its beginning")?;
+        status::list(directory, names)
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        self.directory.check()?;
+        self.directory.open()?;
         Ok(Checkup { findings: examine::examine(self.directory.path())?, clock_offset_us: None })
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        self.directory.check()?;
-        status::revoke(&self.directory.paths(name), from, how).await
+        status::revoke(&self.directory.open()?.files(name), from, how).await
     }
 }
 
 /// Tells of what goes wrong when the lock is free.
-fn record_run(paths: &Paths, run: &LastRun) -> Result<()> {
+fn record_run(files: &LockFiles, run: &LastRun) -> Result<()> {
     let once = match &run.once {
-        Some(key) if run.succeeded() => paths
+        Some(key) if run.succeeded() => files
             .record_once(key)
             .map_err(|error| unrecorded(&format!("--once {key}"), "a run with it will not be skipped", &error)),
         _ => Ok(()),
     };
     let what_ended = |error| unrecorded("how the run ended", "status shows an older one", &error);
-    let last = paths.write_last_run(run).map_err(what_ended);
+    let last = files.write_last_run(run).map_err(what_ended);
     once.and(last)
 }
 

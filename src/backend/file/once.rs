@@ -7,18 +7,19 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::Result;
+use nix::fcntl::OFlag;
 
 use super::directory::refusal;
-use super::paths::{Paths, read};
+use super::files::LockFiles;
 
 /// No key has such a character, so that no line with it is one.
 const SPOILT: &str = "\0\n";
 
-impl Paths {
+impl LockFiles {
     pub fn record_once(&self, key: &str) -> Result<()> {
         let path = self.once();
         let record = || {
-            let mut file = self.make(&path, File::options().read(true).append(true))?;
+            let mut file = self.open_to_write(&path, OFlag::O_APPEND)?;
             let alone = lock_soon(&file);
             let before = file.metadata()?.len();
             let half = if ends_whole(&file, before)? { "" } else { SPOILT };
@@ -29,15 +30,15 @@ impl Paths {
             }
             written.and_then(|()| file.sync_data())
         };
-        record().map_err(|error| refusal(error, "cannot write", &path))
+        record().map_err(|error| refusal(error, "cannot write", &self.path(&path)))
     }
 
     pub fn is_recorded(&self, once: &str) -> Result<bool> {
         let path = self.once();
-        match read(&path) {
+        match self.read(&path) {
             Ok(keys) => Ok(keys.split_inclusive('\n').any(|line| line.strip_suffix('\n') == Some(once))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(refusal(error, "cannot read", &path)),
+            Err(error) => Err(refusal(error, "cannot read", &self.path(&path))),
         }
     }
 }

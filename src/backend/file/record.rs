@@ -5,20 +5,21 @@
 use std::fs::{File, TryLockError};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::paths::{Paths, look_into, reach_into};
+use super::files::LockFiles;
 use crate::clock::{self, Instant};
 use crate::lock::{Holder, Identity, LastRun, Mode, Outcome, OwnerId, Token, Waiter};
 
 /// No record of ours is longer.
 const LONGEST: usize = 64 * 1024;
+/// As long as any other id of a boot, so that a record can be changed in its place.
+const NO_BOOT: &str = "00000000-0000-0000-0000-000000000000";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -48,7 +49,8 @@ pub struct Record {
 /// Until when a lock stays taken although nobody runs under it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hold {
-    /// On CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot.
+    /// On the machine's CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot, and for
+    /// whoever cannot tell that clock from the one of its time namespace.
     boot: String,
     until_boot_ns: Fixed,
     until_ms: Fixed,
@@ -86,17 +88,17 @@ pub struct Seen {
 }
 
 impl Record {
-    pub fn write(&self, paths: &Paths, kind: Kind) -> Result<Arc<OwnedFd>> {
+    pub fn write(&self, files: &LockFiles, kind: Kind) -> Result<Arc<OwnedFd>> {
         let json = serde_json::to_vec(self)?;
         if kind == Kind::Waiter {
-            paths.make_waiting()?;
+            files.make_waiting()?;
         }
-        let file = paths.replace(&path(paths, kind, &self.who.owner), &json)?;
+        let file = files.replace(&path(files, kind, &self.who.owner), &json)?;
         Ok(Arc::new(file.into()))
     }
 
-    pub fn remove(&self, paths: &Paths, kind: Kind) {
-        let _ = std::fs::remove_file(path(paths, kind, &self.who.owner));
+    pub fn remove(&self, files: &LockFiles, kind: Kind) {
+        let _ = files.remove(&path(files, kind, &self.who.owner));
     }
 
     /// Keeps the lock taken until then, whoever of us lives. In its place: the file that the guardian keeps
@@ -104,7 +106,11 @@ impl Record {
     pub fn hold(&mut self, file: &impl AsFd, until: Instant, ttl: Duration) -> Result<()> {
         let until_ms = Fixed(millis(clock::wall() + until.remaining()));
         let ttl_ms = Some(Fixed(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
-        self.hold = Some(Hold { boot: boot_id().to_owned(), until_boot_ns: Fixed(until.as_nanos()), until_ms, ttl_ms });
+        let (boot, until_boot_ns) = match until.for_every_namespace() {
+            Some(nanos) => (boot_id(), Fixed(nanos)),
+            None => (NO_BOOT, Fixed(0)),
+        };
+        self.hold = Some(Hold { boot: boot.to_owned(), until_boot_ns, until_ms, ttl_ms });
         let json = serde_json::to_vec(self)?;
         let written = nix::sys::uio::pwrite(file, &json, 0).context("cannot write the holder's record")?;
         ensure!(written == json.len(), "the holder's record was cut off");
@@ -126,20 +132,20 @@ impl Record {
         Some(Record { who, ..record })
     }
 
-    /// The record of an owner, open for a change.
-    pub fn find(paths: &Paths, owner: &OwnerId) -> Option<(Record, File)> {
-        let file = reach_into(&path(paths, Kind::Holder, owner)).ok()?;
+    /// The record of an owner, open for reading.
+    pub fn find(files: &LockFiles, owner: &OwnerId) -> Option<(Record, File)> {
+        let file = files.look_into(&path(files, Kind::Holder, owner)).ok()?;
         let record = Record::read_from(&file).filter(|record| record.who.owner == *owner)?;
-        (record.inode == inode_of(paths)).then_some((record, file))
+        (record.inode == files.lock_inode()).then_some((record, file))
     }
 
     /// How long nobody else may have it although its holder has gone.
     pub fn held_on_for(&self) -> Option<Duration> {
         let hold = self.hold.as_ref()?;
-        let left = if hold.boot == boot_id() {
-            Instant::from_nanos(hold.until_boot_ns.0).remaining()
-        } else {
-            Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall())))
+        let this_boot = hold.boot == boot_id();
+        let left = match Instant::from_every_namespace(hold.until_boot_ns.0).filter(|_| this_boot) {
+            Some(until) => until.remaining(),
+            None => Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall()))),
         };
         Some(left).filter(|left| !left.is_zero())
     }
@@ -168,15 +174,15 @@ impl Seen {
     }
 
     /// Takes a dead holder's record away. What it says becomes the last run, if nobody got to tell.
-    pub fn bury(&self, paths: &Paths) -> Result<()> {
+    pub fn bury(&self, files: &LockFiles) -> Result<()> {
         if let Some(lost) = self.lost_run() {
-            paths.write_last_run(&lost)?;
+            files.write_last_run(&lost)?;
         }
         // A mark that an operator left for it found nobody.
         if !self.alive {
-            let _ = std::fs::remove_file(paths.revoke(&self.record.who.owner));
+            let _ = files.remove(&files.revoke(&self.record.who.owner));
         }
-        let _ = std::fs::remove_file(&self.path);
+        let _ = files.remove(&self.path);
         Ok(())
     }
 
@@ -211,29 +217,30 @@ pub struct Records {
 }
 
 impl Records {
-    pub fn read(paths: &Paths) -> Records {
-        let sorted = |kind| {
-            let mut all: Vec<_> = each(paths, kind).collect();
+    pub fn read(files: &LockFiles) -> Result<Records> {
+        let sorted = |kind| -> Result<Vec<Seen>> {
+            let mut all: Vec<_> = each(files, kind)?.collect();
             all.sort_by_key(|one: &Seen| one.record.since);
-            all
+            Ok(all)
         };
-        Records { holders: sorted(Kind::Holder), waiters: sorted(Kind::Waiter) }
+        Ok(Records { holders: sorted(Kind::Holder)?, waiters: sorted(Kind::Waiter)? })
     }
 }
 
 /// Everybody of a kind who speaks of the present lock file, in no order, read one by one.
-pub fn each(paths: &Paths, kind: Kind) -> impl Iterator<Item = Seen> {
-    let inode = inode_of(paths);
-    paths_of(paths, kind).filter_map(|path| read(&path)).filter(move |seen| seen.record.inode == inode)
+pub fn each(files: &LockFiles, kind: Kind) -> Result<impl Iterator<Item = Seen>> {
+    let inode = files.lock_inode();
+    let records = paths_of(files, kind)?.filter_map(|path| read(files, path));
+    Ok(records.filter(move |seen| seen.record.inode == inode))
 }
 
 /// Somebody who waits for the present lock file. Whoever is found to have died waiting is forgotten: nobody else would.
-pub fn any_waiter(paths: &Paths) -> Option<Record> {
-    let inode = inode_of(paths);
-    paths_of(paths, Kind::Waiter).find_map(|path| {
-        let file = look_into(&path).ok()?;
+pub fn any_waiter(files: &LockFiles) -> Option<Record> {
+    let inode = files.lock_inode();
+    paths_of(files, Kind::Waiter).ok()?.find_map(|path| {
+        let file = files.look_into(&path).ok()?;
         if !is_kept(&file) {
-            let _ = std::fs::remove_file(&path);
+            let _ = files.remove(&path);
             return None;
         }
         Record::read_from(&file).filter(|record| record.inode == inode)
@@ -245,19 +252,16 @@ pub fn is_kept(record: &File) -> bool {
     matches!(record.try_lock_shared(), Err(TryLockError::WouldBlock))
 }
 
-fn paths_of(paths: &Paths, kind: Kind) -> impl Iterator<Item = PathBuf> {
-    let entries = std::fs::read_dir(directory(paths, kind)).into_iter().flatten().flatten();
-    let of_kind = entries.filter(move |entry| entry.file_name().as_bytes().starts_with(prefix(kind).as_bytes()));
-    of_kind.map(|entry| entry.path())
+fn paths_of(files: &LockFiles, kind: Kind) -> Result<impl Iterator<Item = PathBuf>> {
+    let directory = directory(files, kind);
+    let names = files.list(&directory)?.into_iter().flatten().flatten();
+    let of_kind = names.filter(move |name| name.as_bytes().starts_with(prefix(kind).as_bytes()));
+    Ok(of_kind.map(move |name| directory.join(name)))
 }
 
-fn inode_of(paths: &Paths) -> u64 {
-    std::fs::symlink_metadata(&paths.lock).map_or(0, |meta| meta.ino())
-}
-
-fn read(path: &Path) -> Option<Seen> {
-    let file = look_into(path).ok()?;
-    Some(Seen { record: Record::read_from(&file)?, alive: is_kept(&file), path: path.to_owned() })
+fn read(files: &LockFiles, path: PathBuf) -> Option<Seen> {
+    let file = files.look_into(&path).ok()?;
+    Some(Seen { record: Record::read_from(&file)?, alive: is_kept(&file), path })
 }
 
 fn prefix(kind: Kind) -> &'static str {
@@ -267,14 +271,14 @@ fn prefix(kind: Kind) -> &'static str {
     }
 }
 
-fn path(paths: &Paths, kind: Kind, owner: &OwnerId) -> PathBuf {
-    directory(paths, kind).join(format!("{}{owner}", prefix(kind)))
+pub fn path(files: &LockFiles, kind: Kind, owner: &OwnerId) -> PathBuf {
+    directory(files, kind).join(format!("{}{owner}", prefix(kind)))
 }
 
-fn directory(paths: &Paths, kind: Kind) -> PathBuf {
+fn directory(files: &LockFiles, kind: Kind) -> PathBuf {
     match kind {
-        Kind::Holder => paths.side.clone(),
-        Kind::Waiter => paths.waiting(),
+        Kind::Holder => files.side.clone(),
+        Kind::Waiter => files.waiting(),
     }
 }
 

@@ -1,26 +1,27 @@
 //! Looking at locks, and taking them away.
 
-use std::fs::{File, ReadDir};
-use std::io::ErrorKind;
+use std::ffi::OsString;
+use std::fs::File;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::NAME;
-use super::directory::{Directory, refusal};
+use super::directory::{OpenDirectory, refusal};
+use super::files::LockFiles;
 use super::foreign::Locks;
-use super::paths::{self, Paths};
-use super::record::{Kind, Record, Records, Seen, is_kept};
+use super::record::{self, Kind, Record, Records, Seen, is_kept};
 use crate::backend::{Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, Mode, OwnerId, State};
+use crate::openat::Names;
 
-pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockState> {
+pub fn inspect(files: &LockFiles, name: &LockName, locks: &Locks) -> Result<LockState> {
     let mut state = LockState::free(name.clone(), NAME);
-    state.last_run = paths.read_last_run();
+    state.last_run = files.read_last_run();
 
-    let records = Records::read(paths);
+    let records = Records::read(files)?;
     let (present, gone): (Vec<_>, Vec<_>) = records.holders.into_iter().partition(Seen::counts);
     if let Some(lost) = gone.iter().find_map(Seen::lost_run) {
         state.last_run = Some(lost);
@@ -32,10 +33,10 @@ pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockStat
     // Whoever has just been let in is still on record as waiting, for a moment.
     let inside: Vec<_> = present.iter().map(|seen| seen.record.who.owner.clone()).collect();
     let waits = |seen: &Seen| seen.alive && !inside.contains(&seen.record.who.owner);
-    let revoked = present.iter().any(|seen| paths.revoke(&seen.record.who.owner).exists());
+    let revoked = present.iter().any(|seen| files.exists(&files.revoke(&seen.record.who.owner)));
     state.holders = present.into_iter().map(Seen::into_holder).collect();
     if state.holders.is_empty() {
-        state.holders.extend(locks.holder_of(&paths.lock));
+        state.holders.extend(locks.holder_of(&files.path(&files.lock)));
     }
     state.state = match () {
         () if revoked => State::Revoked,
@@ -46,35 +47,27 @@ pub fn inspect(paths: &Paths, name: &LockName, locks: &Locks) -> Result<LockStat
     Ok(state)
 }
 
-/// The directory stays open from page to page; its order is the file system's.
-pub fn list(directory: &Directory, listing: &mut Option<ReadDir>, after: Option<String>) -> Result<Page> {
+/// The next of the locks in a directory.
+pub fn list(directory: &OpenDirectory, names: &mut Names) -> Result<Page> {
     const AT_ONCE: usize = 256;
-    if after.is_none() {
-        *listing = match std::fs::read_dir(directory.path()) {
-            Ok(entries) => Some(entries),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Page::default()),
-            Err(error) => return Err(refusal(error, "cannot list", directory.path())),
-        };
-    }
-    let entries = listing.as_mut().context("a list begins at its beginning")?;
-    let name_of = |entry: std::fs::DirEntry| LockName::decode(entry.file_name().to_str()?.strip_suffix(".lock")?);
-    let mut names: Vec<LockName> = Vec::new();
+    let name_of = |name: OsString| LockName::decode(name.to_str()?.strip_suffix(".lock")?);
+    let mut found: Vec<LockName> = Vec::new();
     let mut read = 0;
-    for entry in entries.by_ref().take(AT_ONCE) {
+    for name in names.take(AT_ONCE) {
         read += 1;
-        names.extend(name_of(entry.context("cannot list the lock directory")?));
+        found.extend(name_of(name.context("cannot list the lock directory")?));
     }
-    names.sort();
+    found.sort();
     let locks = Locks::read();
-    let locks = names.iter().map(|name| inspect(&directory.paths(name), name, &locks)).collect::<Result<_>>()?;
+    let locks = found.iter().map(|name| inspect(&directory.files(name), name, &locks)).collect::<Result<_>>()?;
     Ok(Page { locks, next: (read == AT_ONCE).then(|| "more".to_owned()) })
 }
 
-pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
-    let holders: Vec<_> = Records::read(paths).holders.into_iter().filter(Seen::counts).collect();
+pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revoked> {
+    let holders: Vec<_> = Records::read(files)?.holders.into_iter().filter(Seen::counts).collect();
     let owner_of = |seen: &Seen| seen.record.who.owner.clone();
     let Some(seen) = holders.iter().find(|seen| Some(owner_of(seen).as_str()) == from.owner.as_deref()) else {
-        return revoke_foreign(paths, from, how);
+        return revoke_foreign(files, from, how);
     };
     let (owner, record) = (owner_of(seen), &seen.record);
     match how {
@@ -82,34 +75,34 @@ pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoke
             Ok(Revoked::Impossible("its command has ended, it is only kept by --hold-at-least: use --now".into()))
         }
         Revoke::Safely { .. } if record.ended => {
-            if let Some((record, file)) = Record::find(paths, &owner) {
-                end_hold(paths, &record, &file).await;
+            if let Some((record, file)) = Record::find(files, &owner) {
+                end_hold(files, &record, &file).await;
             }
             Ok(Revoked::Marked)
         }
         Revoke::Safely { reason } => {
-            paths.replace(&paths.revoke(&owner), reason.as_bytes())?;
+            files.replace(&files.revoke(&owner), reason.as_bytes())?;
             Ok(Revoked::Marked)
         }
         // A fresh file would be everybody's loss. This one is told, and is no holder from now on.
         Revoke::Now { reason } if record.mode == Mode::Shared && holders.len() > 1 => {
             // The others may be next, and then it finds the file gone instead of the mark.
-            let _ = paths.note_taken(&owner, reason);
+            let _ = files.note_taken(&owner, reason);
             if record.hold.is_none() {
-                paths.replace(&paths.revoke(&owner), reason.as_bytes())?;
+                files.replace(&files.revoke(&owner), reason.as_bytes())?;
             }
-            seen.bury(paths)?;
+            seen.bury(files)?;
             Ok(Revoked::Freed)
         }
         Revoke::Now { reason } => {
             let file = match (record.mode, record.slot) {
-                (Mode::Slots(_), Some(slot)) => paths.slot(slot),
-                _ => paths.lock.clone(),
+                (Mode::Slots(_), Some(slot)) => files.slot(slot),
+                _ => files.lock.clone(),
             };
-            let told = paths.note_taken(&owner, reason);
-            let recorded = if record.hold.is_none() { cut_short(paths, from, reason) } else { Ok(()) };
-            paths.renew(&file)?;
-            seen.bury(paths)?;
+            let told = files.note_taken(&owner, reason);
+            let recorded = if record.hold.is_none() { cut_short(files, from, reason) } else { Ok(()) };
+            files.renew(&file)?;
+            seen.bury(files)?;
             told.and(recorded).map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
@@ -117,8 +110,8 @@ pub async fn revoke(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoke
 }
 
 /// Before the lock is free: whoever gets it then may have ended its run in no time.
-fn cut_short(paths: &Paths, from: &Holder, reason: &str) -> Result<()> {
-    paths.write_last_run(&LastRun::cut_short(from, reason))
+fn cut_short(files: &LockFiles, from: &Holder, reason: &str) -> Result<()> {
+    files.write_last_run(&LastRun::cut_short(from, reason))
 }
 
 fn not_on_record(error: anyhow::Error) -> anyhow::Error {
@@ -126,7 +119,7 @@ fn not_on_record(error: anyhow::Error) -> anyhow::Error {
     error.context("it is free now, but the reason is not on record").context(fault)
 }
 
-fn revoke_foreign(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked> {
+fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revoked> {
     match how {
         _ if from.owner.is_some() => Ok(Revoked::NotHeld),
         Revoke::Safely { .. } => {
@@ -136,17 +129,17 @@ fn revoke_foreign(paths: &Paths, from: &Holder, how: &Revoke) -> Result<Revoked>
             )))
         }
         Revoke::Now { reason } => {
-            let recorded = cut_short(paths, from, reason);
-            paths.renew(&paths.lock)?;
+            let recorded = cut_short(files, from, reason);
+            files.renew(&files.lock)?;
             recorded.map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
     }
 }
 
-pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-    let Some((mut record, file)) = Record::find(paths, owner) else {
-        let why = paths::read(&paths.taken(owner));
+pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+    let Some((mut record, file)) = Record::find(files, owner) else {
+        let why = files.read(&files.taken(owner));
         return Ok(why.map_or(Reheld::NotOurs, Reheld::Taken));
     };
     if record.hold.is_none() {
@@ -156,20 +149,22 @@ pub async fn rehold(paths: &Paths, owner: &OwnerId, ttl: Duration) -> Result<Reh
         return Ok(Reheld::NotOurs);
     }
     if ttl.is_zero() {
-        end_hold(paths, &record, &file).await;
+        end_hold(files, &record, &file).await;
         return Ok(Reheld::Done);
     }
-    if let Ok(reason) = paths::read(&paths.revoke(owner)) {
+    if let Ok(reason) = files.read(&files.revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
+    let path = record::path(files, Kind::Holder, owner);
+    let file = files.reach_into(&path).map_err(|error| refusal(error, "cannot renew", &files.path(&path)))?;
     record.hold(&file, clock::now() + ttl, ttl)?;
     Ok(Reheld::Done)
 }
 
 /// Takes away what keeps the lock held on to. Whoever keeps it sees that, and lets go.
-async fn end_hold(paths: &Paths, record: &Record, file: &File) {
-    record.remove(paths, Kind::Holder);
-    let _ = std::fs::remove_file(paths.revoke(&record.who.owner));
+async fn end_hold(files: &LockFiles, record: &Record, file: &File) {
+    record.remove(files, Kind::Holder);
+    let _ = files.remove(&files.revoke(&record.who.owner));
     while is_kept(file) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::directory::refusal;
+use super::files::LockFiles;
 use super::foreign;
-use super::paths::{Paths, same_file};
 use super::record::{self, Kind, Record, Seen};
 use super::token;
 use super::{Claim, FileBackend};
@@ -29,28 +29,27 @@ const RECHECK: Duration = Duration::from_secs(1);
 
 impl FileBackend {
     pub(super) async fn take(&mut self, ask: &Ask) -> Result<Taken> {
-        self.directory.check()?;
-        let paths = self.directory.paths(&ask.name);
-        let Some(lock) = self.lock_file(&paths, ask.mode)? else {
-            return self.busy(ask, &paths);
+        let (files, lock) = self.lock_file(ask)?;
+        let Some(lock) = lock else {
+            return self.busy(ask, &files);
         };
         // An exclusive holder is alone; others have to agree with those who came at the same time.
         let _mutex = match ask.mode {
             Mode::Exclusive => None,
-            Mode::Shared | Mode::Slots(_) => Some(lock_soon(&paths).await?),
+            Mode::Shared | Mode::Slots(_) => Some(lock_soon(&files).await?),
         };
-        let holders: Vec<_> = record::each(&paths, Kind::Holder).collect();
+        let holders: Vec<_> = record::each(&files, Kind::Holder)?.collect();
         // Those who came while we waited have asked us for our terms.
-        let waiters = if self.waiting.has_begun() { None } else { Some(&paths) };
+        let waiters = if self.waiting.has_begun() { None } else { Some(&files) };
         if let Some(why) = other_terms(waiters, &holders, ask) {
             return Ok(Taken::OtherTerms(why));
         }
         let (present, gone): (Vec<_>, Vec<_>) = holders.into_iter().partition(Seen::counts);
         for seen in gone {
-            seen.bury(&paths)?;
+            seen.bury(&files)?;
         }
         if let Some(key) = &ask.once
-            && paths.is_recorded(key)?
+            && files.is_recorded(key)?
         {
             return Ok(Taken::AlreadyRan);
         }
@@ -60,77 +59,80 @@ impl FileBackend {
             return Ok(Taken::Busy { holder: present.into_iter().next().map(Seen::into_holder), ask_again });
         }
         let slot = match ask.mode {
-            Mode::Slots(n) => match self.free_slot(&paths, n, &present)? {
+            Mode::Slots(n) => match self.free_slot(&files, n, &present)? {
                 Some(slot) => Some(slot),
                 None => {
                     drop(lock);
-                    return self.busy(ask, &paths);
+                    return self.busy(ask, &files);
                 }
             },
             Mode::Exclusive | Mode::Shared => None,
         };
-        Ok(Taken::Ours(Box::new(claim(paths, ask, lock, slot)?)))
+        Ok(Taken::Ours(Box::new(claim(files, ask, lock, slot)?)))
     }
 
-    /// The lock file, locked; `None` if that is for others to have now.
-    fn lock_file(&mut self, paths: &Paths, mode: Mode) -> Result<Option<File>> {
+    /// The files of the lock, and the one to be locked if it is; others have it now if not.
+    fn lock_file(&mut self, ask: &Ask) -> Result<(LockFiles, Option<File>)> {
         const TRIES: u32 = 100;
         for _ in 0..TRIES {
-            let file = match self.waiting.take_locked(mode) {
+            let files = self.directory.open()?.files(&ask.name);
+            let file = match self.waiting.take_locked(ask.mode) {
                 Some(file) => file,
                 None => {
-                    let file = paths.open(&paths.lock)?;
-                    let tried = if mode == Mode::Exclusive { file.try_lock() } else { file.try_lock_shared() };
+                    let file = files.open(&files.lock)?;
+                    let tried = if ask.mode == Mode::Exclusive { file.try_lock() } else { file.try_lock_shared() };
                     match tried {
                         Ok(()) => file,
-                        Err(TryLockError::WouldBlock) => return Ok(None),
+                        Err(TryLockError::WouldBlock) => return Ok((files, None)),
                         Err(TryLockError::Error(error)) => {
-                            return Err(refusal(error, "cannot lock", &paths.lock));
+                            return Err(refusal(error, "cannot lock", &files.path(&files.lock)));
                         }
                     }
                 }
             };
             // Whoever deletes or replaces the file while we wait for it leaves us with a lock on nothing.
-            if same_file(&file, &paths.lock)? {
-                return Ok(Some(file));
+            if files.leads_to(&files.lock, &file)? {
+                return Ok((files, Some(file)));
             }
         }
-        bail!("{} is replaced all the time", paths.lock.display())
+        bail!("the lock file of {} is replaced all the time", ask.name)
     }
 
-    fn free_slot(&mut self, paths: &Paths, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
+    fn free_slot(&mut self, files: &LockFiles, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
         for k in 0..n {
             if present.iter().any(|seen| seen.record.slot == Some(k)) {
                 continue;
             }
-            let file = self.waiting.slot_file(paths, k)?;
+            let file = self.waiting.slot_file(files, k)?;
             match file.try_lock() {
-                Ok(()) if same_file(&file, &paths.slot(k))? => return Ok(Some((k, file))),
+                Ok(()) if files.leads_to(&files.slot(k), &file)? => return Ok(Some((k, file))),
                 Ok(()) | Err(TryLockError::WouldBlock) => self.waiting.keep_slot_file(k, file),
-                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock", &paths.slot(k))),
+                Err(TryLockError::Error(error)) => {
+                    return Err(refusal(error, "cannot lock", &files.path(&files.slot(k))));
+                }
             }
         }
         Ok(None)
     }
 
     /// Notes that we wait, and begins to.
-    fn busy(&mut self, ask: &Ask, paths: &Paths) -> Result<Taken> {
-        let holders: Vec<_> = record::each(paths, Kind::Holder).collect();
-        if let Some(why) = other_terms(Some(paths), &holders, ask) {
+    fn busy(&mut self, ask: &Ask, files: &LockFiles) -> Result<Taken> {
+        let holders: Vec<_> = record::each(files, Kind::Holder)?.collect();
+        if let Some(why) = other_terms(Some(files), &holders, ask) {
             return Ok(Taken::OtherTerms(why));
         }
         if ask.queue {
-            self.waiting.begin(paths, ask)?;
+            self.waiting.begin(files, ask)?;
         }
         let seen = holders.into_iter().find(Seen::counts);
-        let holder = seen.map(Seen::into_holder).or_else(|| foreign::Locks::read().holder_of(&paths.lock));
+        let holder = seen.map(Seen::into_holder).or_else(|| foreign::Locks::read().holder_of(&files.path(&files.lock)));
         Ok(Taken::Busy { holder, ask_again: clock::now() + RECHECK })
     }
 }
 
 /// Makes the lock ours for everybody to see: the token first, on the disk, then the record.
-fn claim(paths: Paths, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Result<Claim> {
-    let token = token::next(&paths)?;
+fn claim(files: LockFiles, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Result<Claim> {
+    let token = token::next(&files)?;
     let record = Record {
         who: ask.who.clone(),
         mode: ask.mode,
@@ -142,9 +144,9 @@ fn claim(paths: Paths, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Resu
         hold: None,
         ended: false,
     };
-    let record_file = record.write(&paths, Kind::Holder)?;
+    let record_file = record.write(&files, Kind::Holder)?;
     let shared = |file: File| Arc::new(OwnedFd::from(file));
-    Ok(Claim { paths, lock: shared(lock), slot: slot.map(|(n, file)| (n, shared(file))), record, record_file })
+    Ok(Claim { files, lock: shared(lock), slot: slot.map(|(n, file)| (n, shared(file))), record, record_file })
 }
 
 pub fn inode(file: &File) -> Result<u64> {
@@ -154,7 +156,7 @@ pub fn inode(file: &File) -> Result<u64> {
 
 /// Somebody who is here on other terms: all contenders must name the same number of slots. To ask one of them will do,
 /// since each has seen to that when it came.
-fn other_terms(waiters: Option<&Paths>, holders: &[Seen], ask: &Ask) -> Option<String> {
+fn other_terms(waiters: Option<&LockFiles>, holders: &[Seen], ask: &Ask) -> Option<String> {
     let holder = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone());
     let other =
         holder.or_else(|| record::any_waiter(waiters?)).filter(|other| other.mode.slots() != ask.mode.slots())?;
@@ -176,8 +178,8 @@ fn held_on(present: &[Seen], mode: Mode) -> Option<Instant> {
 }
 
 /// For the moment that an agreement among shared holders takes; whoever has it never waits for anything.
-async fn lock_soon(paths: &Paths) -> Result<File> {
-    let file = paths.open(&paths.mutex())?;
+async fn lock_soon(files: &LockFiles) -> Result<File> {
+    let file = files.open(&files.mutex())?;
     while file.try_lock().is_err() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -10,9 +10,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::Result;
+use nix::fcntl::OFlag;
 
 use super::directory::refusal;
-use super::paths::Paths;
+use super::files::LockFiles;
 use super::record::boot_id;
 use crate::clock;
 use crate::lock::Token;
@@ -30,11 +31,11 @@ struct Counter {
 }
 
 /// Counts on, durably.
-pub fn next(paths: &Paths) -> Result<Token> {
-    let path = paths.token();
-    let file = paths.open(&path)?;
+pub fn next(files: &LockFiles) -> Result<Token> {
+    let path = files.token();
     let date = clock::wall().duration_since(UNIX_EPOCH).map_or(0, micros);
-    advance(&file, date, boot_id()).map_err(|error| refusal(error, "cannot record the fencing token in", &path))
+    let count = || advance(&files.open_to_write(&path, OFlag::empty())?, date, boot_id());
+    count().map_err(|error| refusal(error, "cannot record the fencing token in", &files.path(&path)))
 }
 
 pub fn advance(file: &File, date: u64, boot: &str) -> std::io::Result<Token> {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use nix::sys::inotify::AddWatchFlags;
 use tokio::sync::oneshot;
 
-use super::paths::{Paths, same_file};
+use super::files::LockFiles;
 use super::record::{self, Kind, Record};
 use super::take::inode;
 use super::watch::{Interference, Told, Watch};
@@ -25,7 +25,7 @@ const SHORT_RUN: Duration = Duration::from_millis(300);
 #[derive(Default)]
 pub struct Waiting {
     /// Tells `status` that we wait, for as long as we do.
-    record: Option<(Paths, Record, Arc<OwnedFd>)>,
+    record: Option<(LockFiles, Record, Arc<OwnedFd>)>,
     blocked: Option<Blocked>,
     /// What a blocked lock call has brought.
     locked: Option<File>,
@@ -44,16 +44,16 @@ struct Blocked {
 
 impl Waiting {
     /// Registers us and gets in line, unless we are in it.
-    pub fn begin(&mut self, paths: &Paths, ask: &Ask) -> Result<()> {
-        let file = paths.open(&paths.lock)?;
+    pub fn begin(&mut self, files: &LockFiles, ask: &Ask) -> Result<()> {
+        let file = files.open(&files.lock)?;
         let inode = inode(&file)?;
         if self.record.as_ref().is_none_or(|(_, record, _)| record.inode != inode) {
-            self.register(paths, ask, inode)?;
+            self.register(files, ask, inode)?;
         }
         let slots_are_full = matches!(ask.mode, Mode::Slots(_)) && file.try_lock_shared().is_ok();
         if slots_are_full {
             drop(file);
-            return self.watch_slots(paths);
+            return self.watch_slots(files);
         }
         if self.blocked.as_ref().is_none_or(|blocked| blocked.inode != inode) {
             self.blocked = Some(Blocked::spawn(file, inode, ask.mode == Mode::Exclusive)?);
@@ -73,7 +73,7 @@ impl Waiting {
         }
     }
 
-    fn register(&mut self, paths: &Paths, ask: &Ask, inode: u64) -> Result<()> {
+    fn register(&mut self, files: &LockFiles, ask: &Ask, inode: u64) -> Result<()> {
         let record = Record {
             who: ask.who.clone(),
             mode: ask.mode,
@@ -86,20 +86,20 @@ impl Waiting {
             ended: false,
         };
         record::boot_id();
-        let file = record.write(paths, Kind::Waiter)?;
-        self.record = Some((paths.clone(), record, file));
+        let file = record.write(files, Kind::Waiter)?;
+        self.record = Some((files.clone(), record, file));
         Ok(())
     }
 
-    fn watch_slots(&mut self, paths: &Paths) -> Result<()> {
+    fn watch_slots(&mut self, files: &LockFiles) -> Result<()> {
         if self.turn.is_some() {
             if self.watch.is_none() {
                 // A holder's end closes its slot's file, whichever way it ends.
                 let closed = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_CLOSE_NOWRITE;
-                self.watch = Some(Watch::new(&[(paths.side.clone(), closed)]));
+                self.watch = Some(Watch::new(&[(files.path(&files.side), closed)]));
             }
         } else if self.blocked.is_none() {
-            let turn = paths.open(&paths.turn())?;
+            let turn = files.open(&files.turn())?;
             let inode = inode(&turn)?;
             self.blocked = Some(Blocked::spawn(turn, inode, true)?);
         }
@@ -123,14 +123,14 @@ impl Waiting {
     }
 
     fn is_turn(&self, file: &File) -> bool {
-        self.record.as_ref().is_some_and(|(paths, ..)| same_file(file, &paths.turn()).unwrap_or(false))
+        self.record.as_ref().is_some_and(|(files, ..)| files.leads_to(&files.turn(), file).unwrap_or(false))
     }
 
     /// Slot files stay open while we wait: closing them would wake whoever watches, ourselves included.
-    pub fn slot_file(&mut self, paths: &Paths, n: u32) -> Result<File> {
+    pub fn slot_file(&mut self, files: &LockFiles, n: u32) -> Result<File> {
         match self.slots.remove(&n) {
-            Some(file) if same_file(&file, &paths.slot(n))? => Ok(file),
-            _ => paths.open(&paths.slot(n)),
+            Some(file) if files.leads_to(&files.slot(n), &file)? => Ok(file),
+            _ => files.open(&files.slot(n)),
         }
     }
 
@@ -146,17 +146,18 @@ impl Waiting {
             return Ok(());
         }
         match &mut self.watch {
-            Some(watch) => watch.next(|_| true).await,
+            // Whoever looks at the records, ourselves included, closes those.
+            Some(watch) => watch.next(|name| name.is_none_or(|name| name.starts_with("slot."))).await,
             None => std::future::pending().await,
         }
     }
 
     /// While holding: something may have happened to the lock file, or an operator has left a mark for us.
-    pub async fn for_interference(&mut self, paths: &Paths, owner: &OwnerId) -> Result<Told> {
+    pub async fn for_interference(&mut self, files: &LockFiles, owner: &OwnerId) -> Result<Told> {
         let Some(interference) = &mut self.interference else {
             // Closing a watch costs the kernel many milliseconds: a short run goes without one.
             tokio::time::sleep(SHORT_RUN).await;
-            self.interference = Some(Interference::watch(paths, owner));
+            self.interference = Some(Interference::watch(files, owner));
             // Whatever came before the watch has to be looked for once.
             return Ok(Told::Touched);
         };
@@ -166,8 +167,8 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Some((paths, record, _)) = &self.record {
-            record.remove(paths, Kind::Waiter);
+        if let Some((files, record, _)) = &self.record {
+            record.remove(files, Kind::Waiter);
         }
     }
 }

@@ -10,7 +10,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::paths::Paths;
+use super::files::LockFiles;
 use crate::lock::OwnerId;
 
 /// Where the kernel has no watch left for us, we look this often instead.
@@ -94,13 +94,14 @@ pub struct Interference {
 }
 
 impl Interference {
-    pub fn watch(paths: &Paths, owner: &OwnerId) -> Interference {
+    pub fn watch(files: &LockFiles, owner: &OwnerId) -> Interference {
+        let (lock, side) = (files.path(&files.lock), files.path(&files.side));
         let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
-        let touched = moved | AddWatchFlags::IN_ATTRIB;
-        let watch =
-            Watch::new(&[(paths.lock.clone(), touched), (paths.side.clone(), moved | AddWatchFlags::IN_MOVED_TO)]);
-        let mut directories = paths.lock.ancestors().skip(1);
-        let seen = is_no_link(&paths.lock) && directories.all(|above| watch.add(above, moved));
+        let here = moved | AddWatchFlags::IN_DONT_FOLLOW;
+        let watched = [(lock.clone(), here | AddWatchFlags::IN_ATTRIB), (side, here | AddWatchFlags::IN_MOVED_TO)];
+        let watch = Watch::new(&watched);
+        let mut directories = lock.ancestors().skip(1);
+        let seen = is_no_link(&lock) && directories.all(|above| watch.add(above, moved));
         let mounts = if seen { mounts() } else { None };
         Interference { watch, mark: format!("revoke.{owner}"), mounts }
     }

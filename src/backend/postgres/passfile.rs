@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::openat;
+
 /// The password for this host, and for this database and user; a file that is none is no obstacle.
 pub fn password(file: &Path, host: &str, port: u16, whose: [&str; 2]) -> Result<Option<String>> {
     if !file.is_file() {
@@ -12,7 +14,7 @@ pub fn password(file: &Path, host: &str, port: u16, whose: [&str; 2]) -> Result<
     }
     let mode = file.metadata().with_context(|| format!("cannot look at {}", file.display()))?.permissions().mode();
     ensure!(mode & 0o077 == 0, "{} can be read by others: chmod 600 it", file.display());
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = openat::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     // A socket in the usual place goes by localhost, in any other by its directory.
     let other = if host.starts_with('/') { "localhost" } else { host };
     let (port, [database, user]) = (port.to_string(), whose);

@@ -3,7 +3,7 @@
 mod disk;
 mod users;
 
-use std::io::Read;
+use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -29,31 +29,6 @@ impl Flock {
 }
 
 impl Drop for Flock {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A lease on a file, which keeps others from opening it for as long as the kernel allows.
-struct Lease(Child);
-
-impl Lease {
-    fn on(path: &Path) -> Lease {
-        const TAKE: &str = "import fcntl, os, signal, sys
-signal.signal(signal.SIGIO, signal.SIG_IGN)
-fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_SETLEASE, fcntl.F_WRLCK)
-print(flush=True)
-signal.pause()";
-        let mut python = Command::new("python3");
-        let mut child = python.args(["-c", TAKE]).arg(path).stdout(Stdio::piped()).spawn().unwrap();
-        let taken = child.stdout.take().unwrap().read(&mut [0]).unwrap();
-        assert_eq!(taken, 1, "no lease on {path:?}");
-        Lease(child)
-    }
-}
-
-impl Drop for Lease {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -200,20 +175,45 @@ fn a_lock_file_that_something_is_mounted_over_is_a_lost_lock() {
 
 #[test]
 fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
-    let (bed, go) = (FileBed::new(), Go::new());
-    bed.dlock().run("x").sh("exit 0").ended().expect(0);
-    let holder = bed.dlock().run("x").args(["--ttl", "13s"]).sh(&go.awaited()).spawn();
-    // Whoever opens a file that somebody else has a lease on waits, and so does the release.
-    let lease = Lease::on(&bed.side("x").join("last-run"));
-    go.say();
-    until("its guardian to have gone", || {
-        let children = children_of(holder.pid());
-        !children.is_empty() && children.into_iter().all(|child| !is_alive(child))
+    let bed = FileBed::new();
+    bed.dlock().run("x").args(["--once", "k"]).sh("exit 0").ended().expect(0);
+    // The release waits for a moment for whoever else writes to this file.
+    let once = File::open(bed.side("x").join("once")).unwrap();
+    once.lock().unwrap();
+    let is_held = || !Command::new("flock").arg("-n").arg(bed.lock_file("x")).arg("true").status().unwrap().success();
+    let holder = (0..100).find_map(|n| {
+        let go = Go::new();
+        let holder = bed.dlock().run("x").args(["--ttl", "13s", "--once", &n.to_string()]).sh(&go.awaited()).spawn();
+        until("it to hold", is_held);
+        go.say();
+        until("its guardian to have gone", || children_of(holder.pid()).into_iter().all(|child| !is_alive(child)));
+        holder.signal(Signal::SIGSTOP);
+        until("it to stand still", || matches!(state_of(holder.pid()), Some('T' | 'Z') | None));
+        // One that was done with it by then has not been caught.
+        is_held().then_some(holder)
     });
-    holder.signal(Signal::SIGSTOP);
-    drop(lease);
+    let holder = holder.expect("a release that was stopped in the middle");
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert!(!is_alive(holder.pid()), "stopped, and yet the lock is free?");
+}
+
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+#[test]
+fn a_waiter_for_a_slot_sleeps_and_gives_up_in_time() {
+    let bed = FileBed::new();
+    let slots = || bed.dlock().run("x").args(["--slots", "2"]);
+    let holders = [0, 1].map(|_| slots().sh("sleep 600").spawn());
+    until("both slots to be held", || bed.side("x").exists() && bed.beside("x", "holder.").len() == 2);
+    // One that wakes itself over and over has no time to look at the clock.
+    slots().args(["--wait", "1s"]).sh("echo no").ended().expect(75);
+    let waiter = slots().sh("echo got it").spawn();
+    until("the next to wait", || state(&bed, "x")["waiters"].as_array().unwrap().len() == 1);
+    holders[0].signal(Signal::SIGTERM);
+    assert_eq!(waiter.ended().expect(0).stdout, "got it\n");
 }
 
 #[test]
@@ -269,4 +269,67 @@ fn when_dlock_and_guardian_die_the_next_run_tells_what_became_of_the_last() {
     assert_eq!((&last["outcome"], &last["fencing_token"]), (&"lost".into(), &log.runs()[0].token.into()));
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert_eq!(state(&bed, "x")["last_run"]["outcome"], "exited");
+}
+
+/// dlock in a time namespace of its own, whose machine seems to have been up for longer.
+fn in_time_namespace(bed: &FileBed) -> Option<Dlock> {
+    let namespace = ["--time", "--boottime", "1000000"];
+    if !Command::new("unshare").args(namespace).arg("true").status().unwrap().success() {
+        return None;
+    }
+    let dlock = Dlock::played_by("unshare").args(namespace).arg(assert_cmd::cargo::cargo_bin!("dlock"));
+    Some(dlock.env("DLOCK_BACKEND", bed.url()))
+}
+
+#[test]
+fn what_is_held_on_to_ends_at_the_same_time_in_every_time_namespace() {
+    const HOLD: [&str; 2] = ["--hold-at-least", "10m"];
+    let bed = FileBed::new();
+    if in_time_namespace(&bed).is_none() {
+        return eprintln!("not played: only root can make a time namespace");
+    }
+    let (inside, outside) = (|| in_time_namespace(&bed).unwrap(), || bed.dlock());
+    let left = |dlock: Dlock, name: &str| {
+        let json = dlock.args(["status", "--json", name]).ended().expect(0).stdout;
+        serde_json::from_str::<Value>(&json).unwrap()[0]["holders"][0]["expires_in_ms"].as_u64()
+    };
+    let is_right = |left: Option<u64>| left.is_some_and(|left| (300_000..=600_000).contains(&left));
+    inside().run("in").args(HOLD).sh("exit 0").ended().expect(0);
+    outside().run("out").args(HOLD).sh("exit 0").ended().expect(0);
+    for name in ["in", "out"] {
+        for dlock in [inside(), outside()] {
+            let left = left(dlock, name);
+            assert!(is_right(left), "{name}: {left:?}");
+        }
+        // Nobody but the record keeps it now.
+        kill_keepers(&bed.lock_file(name));
+        for dlock in [inside(), outside()] {
+            dlock.run(name).arg("-n").sh("echo no").ended().expect(75);
+        }
+    }
+    // Whoever keeps it is told of a renewal, wherever that comes from.
+    let acquired = inside().args(["acquire", "--name", "lease", "--ttl", "3s", "--json"]).ended().expect(0).stdout;
+    let owner = serde_json::from_str::<Value>(&acquired).unwrap()["owner"].as_str().unwrap().to_owned();
+    outside().args(["renew", "--name", "lease", "--owner", &owner, "--ttl", "10m"]).ended().expect(0);
+    let is_held =
+        || !Command::new("flock").arg("-n").arg(bed.lock_file("lease")).arg("true").status().unwrap().success();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(is_held() && is_right(left(inside(), "lease")) && is_right(left(outside(), "lease")));
+    kill_keepers(&bed.lock_file("lease"));
+}
+
+/// Ends whoever has this file open.
+fn kill_keepers(file: &Path) {
+    let has_open = |pid: u32| {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == file))
+    };
+    let pids =
+        std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let keepers: Vec<u32> = pids.filter(|pid| has_open(*pid)).collect();
+    assert!(!keepers.is_empty(), "nobody keeps {file:?}");
+    for pid in keepers {
+        signal(pid, Signal::SIGKILL);
+        until("it to be gone", || !is_alive(pid));
+    }
 }
