@@ -36,7 +36,7 @@ pub enum Verb {
     ForceRelease(ForceReleaseArgs),
     /// Acquire a lock for steps that cannot be wrapped, and print it as shell assignments
     Acquire(AcquireArgs),
-    /// Let an acquired lock live for another ttl
+    /// Extend an acquired lock
     Renew(RenewArgs),
     /// Let go of an acquired lock
     Release(ReleaseArgs),
@@ -93,11 +93,11 @@ pub struct RunArgs {
     #[command(flatten)]
     pub common: Common,
 
-    /// How long the lock outlives us at the most if we vanish [default: 30s]
+    /// How long the lock stays taken if dlock dies [default: 30s]
     #[arg(long, value_name = "DUR")]
     pub ttl: Option<String>,
 
-    /// Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]
+    /// Give up if the lock was not acquired within DUR; 0 is --no-wait [default: wait for ever]
     #[arg(short, long, value_name = "DUR", conflicts_with = "no_wait")]
     pub wait: Option<String>,
 
@@ -113,7 +113,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N")]
     pub slots: Option<String>,
 
-    /// First signal when the command has to go [default: TERM]
+    /// Signal sent first to stop the command [default: TERM]
     #[arg(long, value_name = "SIG")]
     pub signal: Option<String>,
 
@@ -229,7 +229,7 @@ pub struct AcquireArgs {
     #[arg(long, value_name = "DUR")]
     pub ttl: Option<String>,
 
-    /// Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]
+    /// Give up if the lock was not acquired within DUR; 0 is --no-wait [default: wait for ever]
     #[arg(short, long, value_name = "DUR", conflicts_with = "no_wait")]
     pub wait: Option<String>,
 

@@ -73,7 +73,7 @@ impl fmt::Display for Fault {
             Fault::Usage => "usage",
             Fault::OtherTerms => "in use with other terms",
             Fault::Unreachable => "the backend cannot be reached",
-            Fault::Refused => "the backend refused us",
+            Fault::Refused => "the backend denied access",
             Fault::Config => "configuration",
             Fault::NotOurs => "the lock is not ours",
             Fault::Internal => "dlock failed",

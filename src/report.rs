@@ -266,6 +266,6 @@ mod tests {
     #[test]
     fn an_error_is_one_line_that_says_nothing_twice() {
         let error = anyhow::anyhow!("refused\nhard").context("refused hard").context("connect").context(Fault::Refused);
-        assert_eq!(causes(&error, ""), "the backend refused us: connect: refused hard");
+        assert_eq!(causes(&error, ""), "the backend denied access: connect: refused hard");
     }
 }

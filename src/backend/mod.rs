@@ -228,8 +228,8 @@ pub trait Backend: Send {
     /// an unknown outcome finds what was granted, and keeps our place.
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt>;
 
-    /// What a lease is meant to be, for people: one that was handed over is granted for less until it is renewed, and
-    /// counts from before it was granted. No deadline follows from it.
+    /// The ttl to show to users; never used for deadlines. (A lock that was handed over is granted for less until it is
+    /// renewed, and counts from before it was granted.)
     fn full_term(&self, lease: &Lease) -> Term {
         lease.term
     }
@@ -297,56 +297,89 @@ fn taken_away(reason: &str) -> anyhow::Error {
     Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
 }
 
-/// What an administrator can create beforehand, where locks live in a schema.
-pub fn schema(address: &Address) -> Result<String> {
-    match address.scheme() {
-        "postgres" | "postgresql" => postgres::schema(address),
-        other => Err(Fault::Usage.because(format_args!("{other}:// has no schema; --backend postgres://… has"))),
-    }
+/// A backend, as an address names it.
+pub struct Kind {
+    pub schemes: &'static [&'static str],
+    /// What its URLs take beside the [`COMMON`] parameters.
+    pub parameters: &'static [&'static str],
+    /// Nothing is sent yet: the first verb connects.
+    open: fn(&Address, Patience) -> Result<Box<dyn Backend>>,
+    /// What an administrator can create beforehand, where locks live in a schema.
+    schema: Option<fn(&Address) -> Result<String>>,
 }
 
-/// Every scheme there is, and the parameters that its URLs take beside the [`COMMON`] ones.
-pub const SCHEMES: &[(&str, &[&str])] = &[
-    ("file", &[]),
-    ("redis", redis::PARAMETERS),
-    ("rediss", redis::PARAMETERS),
-    ("redis+unix", redis::PARAMETERS),
-    ("redis+sentinel", redis::PARAMETERS),
-    ("rediss+sentinel", redis::PARAMETERS),
-    ("redis+cluster", redis::PARAMETERS),
-    ("rediss+cluster", redis::PARAMETERS),
-    ("redlock", &[]),
-    ("redlocks", &[]),
-    ("etcd", &[]),
-    ("etcds", &[]),
-    ("zookeeper", zookeeper::PARAMETERS),
-    ("zk", zookeeper::PARAMETERS),
-    ("zookeepers", zookeeper::PARAMETERS),
-    ("postgres", postgres::PARAMETERS),
-    ("postgresql", postgres::PARAMETERS),
+/// Every backend there is.
+pub const KINDS: &[Kind] = &[
+    Kind {
+        schemes: &["file"],
+        parameters: &[],
+        open: |address, _| Ok(Box::new(file::FileBackend::open(address)?)),
+        schema: None,
+    },
+    Kind {
+        schemes: &[
+            "redis",
+            "rediss",
+            "redis+unix",
+            "redis+sentinel",
+            "rediss+sentinel",
+            "redis+cluster",
+            "rediss+cluster",
+        ],
+        parameters: redis::PARAMETERS,
+        open: |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
+        schema: None,
+    },
+    Kind {
+        schemes: &["redlock", "redlocks"],
+        parameters: &[],
+        open: |address, patience| Ok(Box::new(redlock::Redlock::open(address, patience)?)),
+        schema: None,
+    },
+    Kind {
+        schemes: &["etcd", "etcds"],
+        parameters: &[],
+        open: |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?)),
+        schema: None,
+    },
+    Kind {
+        schemes: &["zookeeper", "zk", "zookeepers"],
+        parameters: zookeeper::PARAMETERS,
+        open: |address, patience| Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?)),
+        schema: None,
+    },
+    Kind {
+        schemes: &["postgres", "postgresql"],
+        parameters: postgres::PARAMETERS,
+        open: |address, patience| Ok(Box::new(postgres::Postgres::open(address, patience)?)),
+        schema: Some(postgres::schema),
+    },
 ];
 
-/// Whether there is such a backend, and whether it knows the parameters.
-pub fn check(address: &Address) -> Result<()> {
+/// Which backend an address means; an error also if that does not know the address's parameters.
+pub fn kind(address: &Address) -> Result<&'static Kind> {
     let scheme = address.scheme();
-    let Some((_, parameters)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
-        let near = nearest(scheme, SCHEMES.iter().map(|(known, _)| *known));
+    let Some(kind) = KINDS.iter().find(|kind| kind.schemes.contains(&scheme)) else {
+        let near = nearest(scheme, KINDS.iter().flat_map(|kind| kind.schemes.iter().copied()));
         return Err(
             Fault::Config.because(format_args!("no backend has the scheme {scheme}://; did you mean {near}://?"))
         );
     };
-    address.expect_params(parameters)
+    address.expect_params(kind.parameters)?;
+    Ok(kind)
 }
 
-/// Opens what an address names. Nothing is sent yet: the first verb connects.
+/// Opens what an address names.
 pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
-    check(address)?;
-    Ok(match address.scheme() {
-        "file" => Box::new(file::FileBackend::open(address)?),
-        "etcd" | "etcds" => Box::new(etcd::Etcd::open(address, patience)?),
-        "redlock" | "redlocks" => Box::new(redlock::Redlock::open(address, patience)?),
-        "postgres" | "postgresql" => Box::new(postgres::Postgres::open(address, patience)?),
-        "zookeeper" | "zookeepers" | "zk" => Box::new(zookeeper::ZooKeeper::open(address, patience)?),
-        _ => Box::new(redis::Redis::open(address, patience)?),
-    })
+    (kind(address)?.open)(address, patience)
+}
+
+pub fn schema(address: &Address) -> Result<String> {
+    match kind(address)?.schema {
+        Some(schema) => schema(address),
+        None => {
+            let scheme = address.scheme();
+            Err(Fault::Usage.because(format_args!("{scheme}:// has no schema; --backend postgres://… has")))
+        }
+    }
 }

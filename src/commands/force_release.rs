@@ -65,8 +65,12 @@ fn confirmed(order: &Takeaway, state: &LockState, holders: &[&Holder]) -> Result
         writeln!(terminal, "{}", escape(format_args!("{}: held by {}", order.name, who(holder))))?;
     }
     let waiting = state.waiters.len();
-    let effect = if order.now { "free it on the spot" } else { "tell its holder to let go" };
-    write!(terminal, "{waiting} waiting. Really {effect}? [y/N] ")?;
+    let effect = if order.now {
+        "Free it at once, while the command may still run"
+    } else {
+        "Ask the holder to stop and release it"
+    };
+    write!(terminal, "{waiting} waiting. {effect}? [y/N] ")?;
     let mut answer = String::new();
     if std::io::stdin().read_line(&mut answer)? == 0 {
         writeln!(terminal)?;
@@ -77,9 +81,9 @@ fn confirmed(order: &Takeaway, state: &LockState, holders: &[&Holder]) -> Result
 fn tell(order: &Takeaway, holder: &Holder, revoked: Revoked) -> Result<()> {
     let (name, who) = (&order.name, who(holder));
     match revoked {
-        Revoked::Marked => {
-            say(format!("{name}: told {who} to let go; the next gets it when that command has ended, or its lease has"))
-        }
+        Revoked::Marked => say(format!(
+            "{name}: asked {who} to stop; the next waiter gets the lock when that command has ended, or when its lease ends"
+        )),
         Revoked::Freed => {
             let foreign = holder.owner.is_none() || holder.command.is_none();
             let beside = match foreign {

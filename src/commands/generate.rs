@@ -50,14 +50,13 @@ fn man_page() -> String {
 fn with_lists(text: &str) -> String {
     let joined = |words: &[String]| roff(&words.join(", "));
     let mut parameters = format!(".TP\n.I all but file\n{}", roff(&backend::COMMON.join(", ")));
-    for same in backend::SCHEMES.chunk_by(|(_, one), (_, other)| one == other) {
-        let schemes: Vec<_> = same.iter().map(|(scheme, _)| *scheme).collect();
-        let own = match same.first() {
-            Some(("file", _)) => "none".to_owned(),
-            Some((_, own)) if !own.is_empty() => own.join(", "),
-            _ => "no others".to_owned(),
+    for kind in backend::KINDS {
+        let own = match kind.parameters {
+            _ if kind.schemes == ["file"] => "none".to_owned(),
+            [] => "no others".to_owned(),
+            own => own.join(", "),
         };
-        parameters += &format!("\n.TP\n.I {}\n{}", roff(&schemes.join(", ")), roff(&own));
+        parameters += &format!("\n.TP\n.I {}\n{}", roff(&kind.schemes.join(", ")), roff(&own));
     }
     let metrics = METRICS.map(|(name, kind, help)| format!(".TP\n.I {name}\n{} A {kind}.", roff(help)));
     text.replace("@VARIABLES@", &joined(&SETTINGS.map(variable)))

@@ -103,7 +103,7 @@ impl Profile {
         }
         // Here, so that a mistake is found before the profile is used, and the file is named with it.
         let about = |error| address.params().find_map(only_a_flag).map_or(error, anyhow::Error::msg);
-        backend::check(&address).map_err(about)?;
+        backend::kind(&address).map_err(about)?;
         Ok(Profile { address, settings })
     }
 }

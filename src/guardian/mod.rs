@@ -193,9 +193,8 @@ impl Guardian {
         }
     }
 
-    /// The same while the lock is still ours. Descriptors that keep it held would be the guardian's to let go of, should
-    /// we be stopped before we do; the kernel can see to that as well, by ending us at the lease's end unless what is
-    /// returned is dropped before.
+    /// Lets the guardian go before the release. It cannot then let go of the descriptors of a lock should dlock be stopped,
+    /// so a kernel timer kills us at the end of the lease instead, unless what is returned is dropped before.
     pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
         let ends_us = if lease.descriptors.is_empty() { None } else { watch::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {

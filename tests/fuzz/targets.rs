@@ -82,7 +82,7 @@ fn url(input: &[u8]) -> bool {
         Ok(address) => {
             let _ = (address.to_string(), address.username(), address.has_password());
             let _: Vec<_> = address.hosts().iter().map(|host| host.with_port(1)).collect();
-            backend::check(&address).is_ok()
+            backend::kind(&address).is_ok()
         }
         Err(error) => format!("{error:#}").is_empty(),
     }

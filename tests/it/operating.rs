@@ -134,7 +134,7 @@ fn force_release_shows_whose_lock_it_is_and_takes_it_only_after_a_yes() {
         terminal.expect(&format!("pid {pid}"));
         terminal.expect(") for ");
         terminal.expect(", token ");
-        terminal.expect("1 waiting. Really tell its holder to let go? [y/N] ");
+        terminal.expect("1 waiting. Ask the holder to stop and release it? [y/N] ");
     };
     for no in ["n\n", "\n", "yess\n", CTRL_D] {
         asked(&mut terminal);
