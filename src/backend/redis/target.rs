@@ -104,6 +104,7 @@ impl Target {
                     return Err(refusal(&error));
                 }
             }
+            link.set_logged_in();
         }
         Ok(link)
     }
