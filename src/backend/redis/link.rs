@@ -20,6 +20,13 @@ use super::resp::{Command, Value, decode, encode};
 use crate::backend::tls;
 use crate::exit::Fault;
 
+/// No answer comes near to these; whoever sends more means us no good. Anybody may listen where we connect to.
+const LARGEST_OF_A_STRANGER: usize = 16 << 20;
+const LARGEST: usize = 64 << 20;
+
+/// Of what the server says so much is repeated (characters).
+const LONGEST_ERROR: usize = 500;
+
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
@@ -32,6 +39,8 @@ pub struct Link {
     owed: usize,
     news: bool,
     listening: bool,
+    /// The most that one answer may take.
+    limit: usize,
 }
 
 impl Link {
@@ -63,7 +72,13 @@ impl Link {
     }
 
     fn over(stream: Box<dyn Stream>) -> Link {
-        Link { stream, input: Vec::new(), suspect: false, owed: 0, news: false, listening: false }
+        let limit = LARGEST_OF_A_STRANGER;
+        Link { stream, input: Vec::new(), suspect: false, owed: 0, news: false, listening: false, limit }
+    }
+
+    /// The server has accepted our password.
+    pub fn set_logged_in(&mut self) {
+        self.limit = LARGEST;
     }
 
     pub fn is_sound(&self) -> bool {
@@ -150,7 +165,7 @@ impl Link {
     /// Bytes wait in `input` until they are a whole value, so nothing is lost if this is dropped.
     async fn frame(&mut self) -> Result<Value> {
         loop {
-            if let Some((value, length)) = decode(&self.input).context(Fault::Unreachable)? {
+            if let Some((value, length)) = decode(&self.input, self.limit).context(Fault::Unreachable)? {
                 self.input.drain(..length);
                 return Ok(value);
             }
@@ -185,7 +200,7 @@ pub fn refusal(text: &str) -> anyhow::Error {
         "ERR max number of clients",
     ];
     let starts = |with: &[&str]| with.iter().any(|word| text.starts_with(word));
-    let error = anyhow!("Redis says: {text}");
+    let error = anyhow!("Redis says: {}", text.chars().take(LONGEST_ERROR).collect::<String>());
     // Redis does not even read a long command of somebody who has not logged in.
     let not_logged_in = starts(&["NOAUTH", "ERR Protocol error: unauthenticated"]);
     match () {

@@ -53,27 +53,33 @@ pub fn encode(command: &Command, out: &mut Vec<u8>) {
     }
 }
 
-/// No answer to what we ask comes near to this; whoever sends more is no Redis.
-const LARGEST: usize = 64 << 20;
 const DEEPEST: usize = 16;
+/// What a value takes in memory beside its text: itself, and what is allocated for it.
+const COST: usize = 2 * size_of::<Value>();
+/// Errors, numbers and lengths are short.
+const LONGEST_LINE: usize = 64 << 10;
 
-/// The first value in `input` and how many bytes it took; `None` while it is not complete.
-pub fn decode(input: &[u8]) -> Result<Option<(Value, usize)>> {
-    let mut reader = Reader { rest: input };
+/// The first value in `input` and how many bytes it took; `None` while it is not complete. Neither the value in memory
+/// nor its bytes may have more than `limit`.
+pub fn decode(input: &[u8], limit: usize) -> Result<Option<(Value, usize)>> {
+    let mut reader = Reader { rest: input, left: limit };
     match reader.value(0) {
         Ok(value) => Ok(Some((value, input.len() - reader.rest.len()))),
-        Err(Stop::Incomplete) if input.len() <= LARGEST => Ok(None),
-        Err(Stop::Incomplete) => bail!("the answer is longer than any that Redis would give"),
+        Err(Stop::Incomplete) if input.len() < limit => Ok(None),
+        Err(Stop::Incomplete | Stop::TooLong) => bail!("the answer is longer than any that Redis would give"),
         Err(Stop::Foreign) => bail!("this is not the protocol of Redis"),
     }
 }
 
 struct Reader<'a> {
     rest: &'a [u8],
+    /// How much memory values may still take.
+    left: usize,
 }
 
 enum Stop {
     Incomplete,
+    TooLong,
     Foreign,
 }
 
@@ -81,6 +87,7 @@ impl Reader<'_> {
     fn value(&mut self, depth: usize) -> Result<Value, Stop> {
         let (&kind, tail) = self.rest.split_first().ok_or(Stop::Incomplete)?;
         self.rest = tail;
+        self.spend(COST)?;
         let line = self.line()?;
         Ok(match kind {
             b'+' | b',' | b'(' | b'#' => Value::Text(line.to_vec()),
@@ -102,11 +109,16 @@ impl Reader<'_> {
         if depth == DEEPEST {
             return Err(Stop::Foreign);
         }
-        (0..count).map(|_| self.value(depth + 1)).collect()
+        let mut values = Vec::with_capacity(usize::try_from(count).unwrap_or(0).min(16));
+        for _ in 0..count {
+            values.push(self.value(depth + 1)?);
+        }
+        Ok(values)
     }
 
     fn bulk(&mut self, length: i64) -> Result<Vec<u8>, Stop> {
-        let length = usize::try_from(length).ok().filter(|&length| length <= LARGEST).ok_or(Stop::Foreign)?;
+        let length = usize::try_from(length).map_err(|_| Stop::Foreign)?;
+        self.spend(length)?;
         let bytes = self.rest.get(..length).ok_or(Stop::Incomplete)?.to_vec();
         self.rest = match self.rest.get(length..length + 2) {
             Some(b"\r\n") => &self.rest[length + 2..],
@@ -118,8 +130,16 @@ impl Reader<'_> {
 }
 
 impl<'a> Reader<'a> {
+    fn spend(&mut self, bytes: usize) -> Result<(), Stop> {
+        self.left = self.left.checked_sub(bytes).ok_or(Stop::TooLong)?;
+        Ok(())
+    }
+
     fn line(&mut self) -> Result<&'a [u8], Stop> {
-        let end = self.rest.windows(2).position(|pair| pair == b"\r\n").ok_or(Stop::Incomplete)?;
+        let head = &self.rest[..self.rest.len().min(LONGEST_LINE)];
+        let end = head.windows(2).position(|pair| pair == b"\r\n");
+        let stop = if head.len() < LONGEST_LINE { Stop::Incomplete } else { Stop::TooLong };
+        let end = end.ok_or(stop)?;
         let line = &self.rest[..end];
         self.rest = &self.rest[end + 2..];
         Ok(line)
@@ -133,6 +153,10 @@ fn number(line: &[u8]) -> Result<i64, Stop> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn decode(input: &[u8]) -> Result<Option<(Value, usize)>> {
+        super::decode(input, 1 << 20)
+    }
 
     #[test]
     fn a_command_becomes_an_array_of_strings() {
@@ -174,6 +198,17 @@ mod tests {
             assert!(decode(foreign.as_bytes()).is_err(), "{foreign:?}");
         }
         assert!(decode("*1\r\n".repeat(100).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn no_answer_takes_more_memory_than_it_may() {
+        let nils = |count: usize| format!("*{count}\r\n{}", "_\r\n".repeat(count));
+        let most = (1 << 20) / COST - 1;
+        assert!(decode(nils(most).as_bytes()).unwrap().is_some());
+        assert!(decode(nils(most + 1).as_bytes()).is_err());
+        assert!(decode(format!("*{}\r\n", i64::MAX).as_bytes()).unwrap().is_none());
+        assert!(decode(format!("${}\r\n", 2 << 20).as_bytes()).is_err());
+        assert!(decode(format!("-{}", "x".repeat(100_000)).as_bytes()).is_err());
     }
 
     proptest::proptest! {

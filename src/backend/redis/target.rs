@@ -113,6 +113,7 @@ impl Target {
                     return Err(refusal(&error));
                 }
             }
+            link.set_logged_in();
         }
         Ok(link)
     }

@@ -2,6 +2,7 @@
 //! happens when servers and networks fail.
 
 mod faults;
+mod hostile;
 pub mod interop;
 pub mod kinds;
 pub mod queue;
