@@ -139,7 +139,8 @@ impl Backend for FileBackend {
             Some(claim) => {
                 self.waiting.is_over();
                 loop {
-                    let told = self.waiting.for_interference(&claim.files, &claim.record.who.owner).await?;
+                    let (files, record) = (&claim.files, &claim.record);
+                    let told = self.waiting.for_interference(files, &record.who.owner, record.slot).await?;
                     if matches!(told, Told::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
                         return Ok(());
                     }

@@ -153,11 +153,11 @@ impl Waiting {
     }
 
     /// While holding: something may have happened to the lock file, or an operator has left a mark for us.
-    pub async fn for_interference(&mut self, files: &LockFiles, owner: &OwnerId) -> Result<Told> {
+    pub async fn for_interference(&mut self, files: &LockFiles, owner: &OwnerId, slot: Option<u32>) -> Result<Told> {
         let Some(interference) = &mut self.interference else {
             // Closing a watch costs the kernel many milliseconds: a short run goes without one.
             tokio::time::sleep(SHORT_RUN).await;
-            self.interference = Some(Interference::watch(files, owner));
+            self.interference = Some(Interference::watch(files, owner, slot));
             // Whatever came before the watch has to be looked for once.
             return Ok(Told::Touched);
         };

@@ -88,27 +88,31 @@ pub enum Told {
 /// something is mounted over one of them, or an operator leaves a mark.
 pub struct Interference {
     watch: Watch,
-    mark: String,
+    /// What matters in `NAME.d`: the operator's mark, and our slot.
+    names: Vec<String>,
     /// Unless there is something that we would not be told of.
     mounts: Option<AsyncFd<File>>,
 }
 
 impl Interference {
-    pub fn watch(files: &LockFiles, owner: &OwnerId) -> Interference {
+    pub fn watch(files: &LockFiles, owner: &OwnerId, slot: Option<u32>) -> Interference {
         let (lock, side) = (files.path(&files.lock), files.path(&files.side));
         let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
         let here = moved | AddWatchFlags::IN_DONT_FOLLOW;
-        let watched = [(lock.clone(), here | AddWatchFlags::IN_ATTRIB), (side, here | AddWatchFlags::IN_MOVED_TO)];
+        let replaced = AddWatchFlags::IN_MOVE | AddWatchFlags::IN_DELETE;
+        let watched = [(lock.clone(), here | AddWatchFlags::IN_ATTRIB), (side, here | replaced)];
         let watch = Watch::new(&watched);
         let mut directories = lock.ancestors().skip(1);
         let seen = is_no_link(&lock) && directories.all(|above| watch.add(above, moved));
         let mounts = if seen { mounts() } else { None };
-        Interference { watch, mark: format!("revoke.{owner}"), mounts }
+        let files = slot.map(|n| files.slot(n)).into_iter().chain([files.revoke(owner)]);
+        let names = files.filter_map(|file| Some(file.file_name()?.to_str()?.to_owned())).collect();
+        Interference { watch, names, mounts }
     }
 
     pub async fn next(&mut self) -> Result<Told> {
-        let mark = &self.mark;
-        let touched = self.watch.next(|name| name.is_none_or(|name| name == mark));
+        let names = &self.names;
+        let touched = self.watch.next(|name| name.is_none_or(|name| names.iter().any(|ours| ours == name)));
         match &self.mounts {
             Some(mounts) => tokio::select! {
                 touched = touched => touched.map(|()| Told::Touched),

@@ -121,6 +121,24 @@ fn a_deleted_or_replaced_lock_file_is_a_lost_lock() {
 }
 
 #[test]
+fn a_deleted_or_replaced_slot_is_a_lost_lock() {
+    for replaced in [true, false] {
+        let (bed, log) = (FileBed::new(), Log::new());
+        let holder = bed.dlock().run("x").args(["--ttl", "10m", "--slots", "2"]).args(log.witness(&[])).spawn();
+        log.await_runs(1, 1);
+        until("the first look to be over", || has_inotify(holder.pid()));
+        let slot = bed.side("x").join("slot.0");
+        if replaced {
+            std::fs::write(bed.dir().join("new"), "").unwrap();
+            std::fs::rename(bed.dir().join("new"), slot).unwrap();
+        } else {
+            std::fs::remove_file(slot).unwrap();
+        }
+        holder.ended().expect(79).saying("deleted or replaced");
+    }
+}
+
+#[test]
 fn a_lock_file_that_moved_away_with_a_directory_further_up_is_a_lost_lock() {
     let (bed, log) = (FileBed::new(), Log::new());
     let (above, locks) = (bed.dir().join("a/b"), bed.dir().join("a/b/locks"));
