@@ -15,7 +15,7 @@ pub use contender::{Contender, Record};
 pub use identity::{Identity, OwnerId};
 pub use mode::Mode;
 pub use name::LockName;
-pub use queue::{Contends, may_hold};
+pub use queue::Contends;
 pub use state::{Holder, LastRun, LockState, NodeState, Outcome, State, Waiter};
 pub use terms::{Deadlines, Term, Terms};
 pub use vanished::SeenHolders;

@@ -35,7 +35,7 @@ pub struct NodeState {
 pub enum State {
     Free,
     Held,
-    /// Held, and its holder has been told to let go.
+    /// Held, and its holder has been asked to release it.
     Revoked,
 }
 
@@ -74,7 +74,7 @@ pub struct Waiter {
     pub expires_in: Option<Duration>,
 }
 
-/// How the last run under a lock ended, kept after the lock was let go.
+/// How the last run under a lock ended, kept after the lock was released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
     pub fencing_token: Token,
@@ -102,7 +102,7 @@ pub enum Outcome {
 }
 
 impl LastRun {
-    /// Of a run that an operator cuts short by freeing the lock on the spot. How its command then ends nobody may get to
+    /// Of a run that an operator cuts short by freeing the lock at once. How its command then ends nobody may get to
     /// tell; of a program other than dlock, hardly anything is known.
     pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
         let now = crate::clock::wall();

@@ -15,6 +15,8 @@ pub struct SeenHolders(Vec<SeenHolder>);
 
 #[derive(Debug)]
 struct SeenHolder {
+    /// Its key or node in the queue.
+    key: String,
     token: Token,
     ttl: Duration,
     /// Its lease does not end before this; `None` if the server was not asked.
@@ -25,9 +27,9 @@ struct SeenHolder {
 
 impl SeenHolders {
     /// Takes note of a holder as it is now.
-    pub fn see(&mut self, token: Token, ttl: Duration, lasts_until: Option<Instant>) {
-        self.0.retain(|seen| seen.token != token);
-        self.0.push(SeenHolder { token, ttl, lasts_until, may_run_until: None });
+    pub fn see(&mut self, key: &str, token: Token, ttl: Duration, lasts_until: Option<Instant>) {
+        self.0.retain(|seen| seen.key != key);
+        self.0.push(SeenHolder { key: key.to_owned(), token, ttl, lasts_until, may_run_until: None });
     }
 
     /// Until when any holder that is missing from the queue may still run its command. `released` is the latest token
@@ -35,14 +37,14 @@ impl SeenHolders {
     pub fn may_run_until(
         &mut self,
         now: Instant,
-        is_present: impl Fn(Token) -> bool,
+        is_present: impl Fn(&str) -> bool,
         released: Option<Token>,
     ) -> Option<Instant> {
         self.0.retain_mut(|seen| {
             if released.is_some_and(|released| released >= seen.token) {
                 return false;
             }
-            if is_present(seen.token) {
+            if is_present(&seen.key) {
                 return true;
             }
             // A lease that had ended by itself was not renewed any more.
@@ -70,7 +72,7 @@ mod tests {
 
     fn seen(holders: &[(u64, Option<Instant>)]) -> SeenHolders {
         let mut all = SeenHolders::default();
-        holders.iter().for_each(|(token, lasts_until)| all.see(Token(*token), TTL, *lasts_until));
+        holders.iter().for_each(|(token, lasts_until)| all.see(&token.to_string(), Token(*token), TTL, *lasts_until));
         all
     }
 
@@ -78,11 +80,11 @@ mod tests {
     fn one_that_vanished_is_waited_out_for_its_full_ttl_from_when_it_is_missed() {
         for lasts_until in [None, Some(at(12))] {
             let mut seen = seen(&[(5, lasts_until)]);
-            assert_eq!(seen.may_run_until(at(4), |token| token == Token(5), None), None);
+            assert_eq!(seen.may_run_until(at(4), |key| key == "5", None), None);
             assert_eq!(seen.may_run_until(at(10), |_| false, None), Some(at(19)));
-            seen.see(Token(8), TTL, None);
-            assert_eq!(seen.may_run_until(at(18), |token| token == Token(8), Some(Token(4))), Some(at(19)));
-            assert_eq!(seen.may_run_until(at(19), |token| token == Token(8), None), None);
+            seen.see("8", Token(8), TTL, None);
+            assert_eq!(seen.may_run_until(at(18), |key| key == "8", Some(Token(4))), Some(at(19)));
+            assert_eq!(seen.may_run_until(at(19), |key| key == "8", None), None);
         }
     }
 
@@ -97,7 +99,7 @@ mod tests {
     #[test]
     fn what_vanished_in_good_order_is_forgotten_and_what_did_not_is_not() {
         let mut seen = seen(&[(5, None), (6, None)]);
-        assert_eq!(seen.may_run_until(at(10), |token| token == Token(6), None), Some(at(19)));
+        assert_eq!(seen.may_run_until(at(10), |key| key == "6", None), Some(at(19)));
         seen.keep_missing();
         assert_eq!(seen.may_run_until(at(11), |_| false, None), Some(at(19)));
     }

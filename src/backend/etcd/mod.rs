@@ -77,9 +77,6 @@ impl Backend for Etcd {
 
     /// Heals its own connection, with pauses, and never fails: the verbs will tell.
     async fn changed(&mut self) -> Result<()> {
-        if self.watch.take_outdated() {
-            self.members.end_watch();
-        }
         if let Some(announcement) = self.announcement.as_ref() {
             let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
             self.announcement.take_if(|_| announced.is_ok());
@@ -141,7 +138,7 @@ impl Backend for Etcd {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        self.let_go(lease, ending).await
+        self.release_place(lease, ending).await
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {

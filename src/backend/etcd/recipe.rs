@@ -79,7 +79,7 @@ impl Etcd {
                 let who = describe(&other.contender().into_holder());
                 return Ok(Attempt::OtherTerms(messages::other_slots(who, other.mode(), ask.mode)));
             }
-            let is_present = |token| look.entries.iter().any(|entry| entry.token() == token);
+            let is_present = |key: &str| look.position(key).is_some();
             let vanished = self.seen.may_run_until(clock::now(), is_present, look.released);
             let Some(me) = me.filter(|_| may_hold(ask.mode, ahead)).map(|at| &look.entries[at]) else {
                 return self.wait(ask, place, &look, ahead).await.map(Attempt::Busy);
@@ -88,7 +88,7 @@ impl Etcd {
                 self.give_up_place(ask).await?;
                 return Err(taken_away(&reason));
             }
-            self.watch.set(self.about_us(ask, me), look.revision);
+            self.watch(self.about_us(ask, me), look.revision);
             if let Some(until) = vanished {
                 // It is our turn, but the holder before us may still run its command.
                 let ask_again = until.min(place.next_keep_alive());
@@ -175,7 +175,7 @@ impl Etcd {
         if ask.queue {
             let watched = watched(ask.mode, ahead);
             let keys = watched.iter().map(|watched| WatchedKey::of(watched, self.keys.queue(&ask.name)));
-            self.watch.set(keys.collect(), look.revision);
+            self.watch(keys.collect(), look.revision);
             if let Some(look_again) = self.see_holder(ask.mode, ahead).await {
                 ask_again = ask_again.min(look_again);
             }
@@ -184,6 +184,13 @@ impl Etcd {
         }
         let holder = ahead.first().map(|holder| holder.contender().into_holder());
         Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
+    }
+
+    fn watch(&mut self, keys: Vec<WatchedKey>, seen: i64) {
+        if !self.watch.watches(&keys) {
+            self.members.end_watch();
+        }
+        self.watch.set(keys, seen);
     }
 
     /// Remembers an exclusive holder, should it vanish. Whoever is next asks how long its lease lasts, so that it need
@@ -202,7 +209,7 @@ impl Etcd {
             let rest = rest.ok().map(|rest| Duration::from_secs(u64::try_from(rest.ttl()).unwrap_or(0)));
             lasts_until = Some(from + rest.unwrap_or(ttl));
         }
-        self.seen.see(holder.token(), ttl, lasts_until);
+        self.seen.see(&String::from_utf8_lossy(&holder.key), holder.token(), ttl, lasts_until);
         is_next.then(|| from + ttl.max(Duration::from_secs(1)) / 3)
     }
 
@@ -251,7 +258,7 @@ impl Etcd {
         self.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await
     }
 
-    pub(super) async fn let_go(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+    pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let id = lease_id(&lease.name, lease.owner.as_str());
         let key = self.keys.contender(&lease.name, id);
         let mut then = self.put_record(&lease.name, ending.last_run.as_ref());

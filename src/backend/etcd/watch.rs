@@ -41,8 +41,6 @@ pub struct Watch {
     keys: Vec<WatchedKey>,
     /// The first revision not seen yet.
     from: i64,
-    /// The stream that is open watches something else.
-    outdated: bool,
 }
 
 impl Watch {
@@ -51,16 +49,13 @@ impl Watch {
         self.keys.is_empty()
     }
 
-    /// Watches these from now on; all that happened up to this revision is known.
-    pub fn set(&mut self, keys: Vec<WatchedKey>, seen: i64) {
-        self.from = seen + 1;
-        self.outdated |= self.keys != keys;
-        self.keys = keys;
+    pub fn watches(&self, keys: &[WatchedKey]) -> bool {
+        self.keys == keys
     }
 
-    /// Whether an open stream has to be replaced, which this takes as done.
-    pub fn take_outdated(&mut self) -> bool {
-        std::mem::take(&mut self.outdated)
+    /// Watches these from now on; all that happened up to this revision is known.
+    pub fn set(&mut self, keys: Vec<WatchedKey>, seen: i64) {
+        (self.keys, self.from) = (keys, seen + 1);
     }
 
     pub async fn open(&self, mut client: Client) -> Result<Stream, Error> {
