@@ -41,6 +41,8 @@ pub enum Fault {
     Refused,
     Config,
     NotOurs,
+    /// The server's counter of fencing tokens went back.
+    StaleToken,
     Internal,
 }
 
@@ -57,7 +59,7 @@ impl Fault {
             Fault::Refused => 77,
             Fault::Config => 78,
             Fault::NotOurs => 79,
-            Fault::Internal => 125,
+            Fault::StaleToken | Fault::Internal => 125,
         })
     }
 
@@ -76,6 +78,7 @@ impl fmt::Display for Fault {
             Fault::Refused => "the backend denied access",
             Fault::Config => "configuration",
             Fault::NotOurs => "the lock is not ours",
+            Fault::StaleToken => "the fencing token would go back",
             Fault::Internal => "dlock failed",
         })
     }

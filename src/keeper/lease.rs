@@ -246,7 +246,7 @@ fn kept(order: Option<Order>) -> Kept {
 fn may_pass(error: &anyhow::Error) -> bool {
     match Fault::of(error) {
         Fault::Unreachable | Fault::Internal => true,
-        Fault::Usage | Fault::OtherTerms | Fault::Refused | Fault::Config | Fault::NotOurs => false,
+        Fault::Usage | Fault::OtherTerms | Fault::Refused | Fault::Config | Fault::NotOurs | Fault::StaleToken => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The ways of holding a lock together, and the one rule that says who of a queue holds it.
+//! The ways of holding a lock together.
 
 use std::fmt;
 
@@ -42,39 +42,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Whether a contender holds the lock, given the modes of all contenders that came before it (holders
-/// first, then waiters, in the order of the queue). Whoever came with another number of slots is
-/// refused before it gets into the queue, so `ahead` agrees with `mode` about that.
-pub fn may_hold(mode: Mode, ahead: &[Mode]) -> bool {
-    match mode {
-        Mode::Exclusive => ahead.is_empty(),
-        Mode::Shared => ahead.iter().all(|before| *before == Mode::Shared),
-        Mode::Slots(n) => ahead.len() < n as usize,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::Mode::{Exclusive, Shared, Slots};
     use super::*;
-
-    #[test]
-    fn exclusive_waits_for_everybody_before_it() {
-        assert!(may_hold(Exclusive, &[]));
-        assert!(!may_hold(Exclusive, &[Shared]));
-    }
-
-    #[test]
-    fn shared_waits_for_an_exclusive_one_even_behind_shared_holders() {
-        assert!(may_hold(Shared, &[Shared, Shared]));
-        assert!(!may_hold(Shared, &[Shared, Exclusive, Shared]));
-    }
-
-    #[test]
-    fn slots_count_who_is_ahead() {
-        assert!(may_hold(Slots(3), &[Slots(3), Slots(3)]));
-        assert!(!may_hold(Slots(3), &[Slots(3), Slots(3), Slots(3)]));
-    }
 
     #[test]
     fn a_mode_survives_its_text() {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Identity, LockName, Mode, OwnerId, Token};
+use super::{Contender, Identity, LockName, Mode, OwnerId, Token, queue};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct LockState {
@@ -35,7 +35,7 @@ pub struct NodeState {
 pub enum State {
     Free,
     Held,
-    /// Held, and its holder has been told to let go.
+    /// Held, and its holder has been asked to release it.
     Revoked,
 }
 
@@ -74,7 +74,7 @@ pub struct Waiter {
     pub expires_in: Option<Duration>,
 }
 
-/// How the last run under a lock ended, kept after the lock was let go.
+/// How the last run under a lock ended, kept after the lock was released.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastRun {
     pub fencing_token: Token,
@@ -102,7 +102,7 @@ pub enum Outcome {
 }
 
 impl LastRun {
-    /// Of a run that an operator cuts short by freeing the lock on the spot. How its command then ends nobody may get to
+    /// Of a run that an operator cuts short by freeing the lock at once. How its command then ends nobody may get to
     /// tell; of a program other than dlock, hardly anything is known.
     pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
         let now = crate::clock::wall();
@@ -147,6 +147,44 @@ impl LockState {
             waiters: Vec::new(),
             last_run: None,
             nodes: Vec::new(),
+        }
+    }
+
+    /// A lock with these contenders, in the order of the queue, of whom the queue's rule says who holds it.
+    pub fn of_queue(
+        name: LockName,
+        backend: &'static str,
+        queue: Vec<Contender>,
+        last_run: Option<LastRun>,
+    ) -> LockState {
+        let holding: Vec<usize> = queue::holders(&queue).collect();
+        let (holders, waiters): (Vec<_>, Vec<_>) =
+            queue.into_iter().enumerate().partition(|(at, _)| holding.contains(at));
+        let contenders = |all: Vec<(usize, Contender)>| all.into_iter().map(|(_, one)| one).collect();
+        LockState::of(name, backend, contenders(holders), contenders(waiters), last_run)
+    }
+
+    /// A lock with these holders and waiters.
+    pub fn of(
+        name: LockName,
+        backend: &'static str,
+        holders: Vec<Contender>,
+        waiters: Vec<Contender>,
+        last_run: Option<LastRun>,
+    ) -> LockState {
+        let mode = holders.first().or(waiters.first()).map_or(Mode::Exclusive, |one| one.mode);
+        LockState {
+            state: match () {
+                () if holders.is_empty() => State::Free,
+                () if holders.iter().any(|holder| holder.revoked) => State::Revoked,
+                () => State::Held,
+            },
+            mode,
+            slots: mode.slots(),
+            holders: holders.into_iter().map(Contender::into_holder).collect(),
+            waiters: waiters.into_iter().map(Contender::into_waiter).collect(),
+            last_run,
+            ..LockState::free(name, backend)
         }
     }
 

@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use dlock::backend::etcd::queue::read_card;
+use dlock::backend::etcd::queue::Details;
 use dlock::backend::redis::resp::{self, Value};
-use dlock::backend::zookeeper::reply::{self, Connected, Frame};
+use dlock::backend::zookeeper::wire::{self, Connected, Frame};
 use dlock::backend::{self, Address, file, postgres, redis, zookeeper};
 use dlock::commands::status::table::Table;
 use dlock::config::ConfigFile;
 use dlock::guardian::wire::{GuardianEvent, Link, Order};
-use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Waiter};
+use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Record, Waiter};
 use dlock::report::{describe, escape, json_escaped};
 use nix::sys::socket::{MsgFlags, send};
 
@@ -179,15 +179,16 @@ fn token(input: &[u8]) -> bool {
 }
 
 fn etcd_record(input: &[u8]) -> bool {
-    let Some((who, card)) = read_card(input) else { return false };
-    assert!(read_card(card.to_json(&who).as_bytes()).is_some(), "what was read cannot be written: {card:?}");
+    let Some(record) = Record::<Details>::from_json(input) else { return false };
+    let written = record.to_json();
+    assert!(Record::<Details>::from_json(written.as_bytes()).is_some(), "what was read cannot be written: {written}");
     true
 }
 
 fn zookeeper_record(input: &[u8]) -> bool {
-    let Some(record) = zookeeper::record::Record::from_bytes(input) else { return false };
-    assert!(zookeeper::record::Record::from_bytes(&record.to_bytes()).is_some());
-    let (ttl, expires_in) = (Some(record.ttl()), record.lasts());
+    let Some(record) = Record::<zookeeper::record::Details>::read(input) else { return false };
+    assert!(Record::<zookeeper::record::Details>::read(record.to_json().as_bytes()).is_some());
+    let (ttl, expires_in) = (Some(record.details.ttl()), record.details.lasts());
     show(with_holder(Holder { ttl, expires_in, ..Holder::from(record.who) }));
     true
 }
@@ -223,12 +224,12 @@ fn zookeeper_answer(input: &[u8]) -> bool {
     let _ = Connected::read(input);
     let Ok(Frame::Reply { answer: Ok(body), .. }) = Frame::read(input) else { return false };
     let read = [
-        reply::read_stat(&body).is_ok(),
-        reply::read_created(&body).is_ok(),
-        reply::read_first_created(&body).is_ok(),
-        reply::read_data(&body).is_ok(),
-        reply::read_children(&body).is_ok(),
-        reply::multi_refusal(&body).is_ok(),
+        wire::read_stat(&body).is_ok(),
+        wire::read_created(&body).is_ok(),
+        wire::read_first_created(&body).is_ok(),
+        wire::read_data(&body).is_ok(),
+        wire::read_children(&body).is_ok(),
+        wire::multi_refusal(&body).is_ok(),
     ];
     read.contains(&true)
 }
@@ -254,8 +255,9 @@ fn answers_of_redis() -> Vec<Vec<u8>> {
 
 /// Whatever arrives in pieces means the same as in one.
 fn redis_answer(input: &[u8]) -> bool {
-    let torn = resp::decode(&input[..input.len() / 2]);
-    let whole = resp::decode(input);
+    const LIMIT: usize = 64 << 20;
+    let torn = resp::decode(&input[..input.len() / 2], LIMIT);
+    let whole = resp::decode(input, LIMIT);
     if let (Ok(Some(torn)), Ok(whole)) = (&torn, &whole) {
         assert_eq!(Some(torn), whole.as_ref());
     }

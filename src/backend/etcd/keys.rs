@@ -3,9 +3,9 @@
 //! ```text
 //! dlock/NAME/<lease id in hex>          a contender; foreign mutexes put theirs here too
 //! dlock-meta/runs/NAME/last             how the last run ended
-//! dlock-meta/released/NAME              the token of the last holder that let go by itself
+//! dlock-meta/released/NAME              the latest token that was released
 //! dlock-meta/once/NAME/KEY              a successful run with this --once key
-//! dlock-meta/revoked/NAME/<as above>    why this contender is asked to let go or, if its key is gone, why that is; dies
+//! dlock-meta/revoked/NAME/<as above>    why this contender is asked to release the lock, or why its key is gone; dies
 //!                                       with its lease
 //! ```
 

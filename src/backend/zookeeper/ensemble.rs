@@ -18,9 +18,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::{Change, Link, NoSession};
-use super::reply::{Answer, Refusal};
-use super::request::Request;
+use super::link::{Link, NoSession};
+use super::wire::{Answer, Refusal, Request, Stat, multi_refusal, read_children, read_data, refusal};
 use crate::backend::address::Host;
 use crate::backend::{Address, Patience, tls, within};
 use crate::clock::{self, Instant};
@@ -219,23 +218,41 @@ impl Ensemble {
         self.call(&[request]).await?.pop().context("one request has one answer")
     }
 
-    /// Sends a request whose answer is [`changed`](Self::changed)'s to give.
-    pub async fn say(&mut self, request: Request) -> Result<()> {
-        let mut link = self.link.take().context("no connection is open").context(Fault::Unreachable)?;
-        within(self.patience.attempt, link.say(request)).await?;
-        self.link = Some(link);
-        Ok(())
+    /// Commits all of these or none. If none: which of them was refused, and how.
+    pub async fn transact(&mut self, parts: &[Request], what: impl fmt::Display) -> Result<Option<(usize, Refusal)>> {
+        match self.call_one(Request::multi(parts)).await? {
+            Ok(answer) => multi_refusal(&answer),
+            Err(why) => Err(refusal(why, what)),
+        }
     }
 
-    /// Returns when a watch fires or something said is answered, and once when the connection breaks; never while
-    /// there is none.
-    pub async fn changed(&mut self) -> Change {
+    /// A node's data; `None` if there is no such node.
+    pub async fn data(&mut self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
+        match self.call_one(Request::get_data(path)).await? {
+            Ok(answer) => read_data(&answer).map(Some),
+            Err(Refusal::NoNode) => Ok(None),
+            Err(why) => Err(refusal(why, format_args!("cannot read {path}"))),
+        }
+    }
+
+    /// A node's children; none if there is no such node.
+    pub async fn children(&mut self, path: &str) -> Result<Vec<String>> {
+        match self.call_one(Request::get_children(path)).await? {
+            Ok(answer) => read_children(&answer),
+            Err(Refusal::NoNode) => Ok(Vec::new()),
+            Err(why) => Err(refusal(why, format_args!("cannot list {path}"))),
+        }
+    }
+
+    /// Returns when a watch fires, and once when the connection breaks; never while there is none.
+    pub async fn changed(&mut self) {
         match &mut self.link {
             None => std::future::pending().await,
-            Some(link) => link.change().await.unwrap_or_else(|_| {
-                self.link = None;
-                Change::Notification
-            }),
+            Some(link) => {
+                if link.changed().await.is_err() {
+                    self.link = None;
+                }
+            }
         }
     }
 
@@ -250,7 +267,7 @@ impl Ensemble {
     /// on for a ttl, that would harm nobody.
     pub async fn part(&mut self) {
         self.session = None;
-        if let Some(mut link) = self.link.take() {
+        if let Some(link) = self.link.take() {
             let _ = within(self.patience.attempt, link.say(Request::close_session())).await;
         }
     }

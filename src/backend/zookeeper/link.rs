@@ -13,8 +13,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::reply::{Answer, Connected, Frame};
-use super::request::{self, Request};
+use super::wire::{self, Answer, Connected, Frame, Request};
 use crate::backend::address::Host;
 use crate::backend::tls;
 use crate::exit::Fault;
@@ -31,17 +30,6 @@ pub struct Link {
     pub seen: i64,
     /// A watch has fired since this was last set to false.
     pub notified: bool,
-    /// How many requests were sent whose answers nobody waits for. They come before those of later requests.
-    owed: usize,
-    /// The latest of these answers, until somebody asks for it.
-    said: Option<Answer>,
-}
-
-/// What a server tells without being asked just then.
-pub enum Change {
-    Notification,
-    /// To what was said before.
-    Answer(Answer),
 }
 
 /// A server took our connection and wanted nothing more to do with us.
@@ -76,12 +64,12 @@ impl Link {
                 Box::new(stream.map_err(unreachable).with_context(|| at.clone())?)
             }
         };
-        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false, owed: 0, said: None })
+        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false })
     }
 
     pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
         self.seen = seen;
-        self.send(&request::connect_request(session, password, ttl, seen)).await?;
+        self.send(&wire::connect_request(session, password, ttl, seen)).await?;
         let frame = self.frame().await.context(NoSession)?;
         Connected::read(&frame)
     }
@@ -102,42 +90,33 @@ impl Link {
         Ok(answers)
     }
 
-    /// Sends a request whose answer nobody waits for.
-    pub async fn say(&mut self, request: Request) -> Result<()> {
+    /// Sends a last request, whose answer nobody waits for.
+    pub async fn say(mut self, request: Request) -> Result<()> {
         let mut frame = Vec::new();
-        self.xid = self.xid.wrapping_add(1) & i32::MAX;
-        request.write_to(&mut frame, self.xid);
-        self.owed += 1;
+        request.write_to(&mut frame, self.xid.wrapping_add(1) & i32::MAX);
         self.send(&frame).await
     }
 
-    /// Returns when a watch has fired, or something said is answered. May be dropped and called again.
-    pub async fn change(&mut self) -> Result<Change> {
-        loop {
-            if std::mem::take(&mut self.notified) {
-                return Ok(Change::Notification);
-            }
-            if let Some(answer) = self.said.take() {
-                return Ok(Change::Answer(answer));
-            }
-            self.answer().await?;
+    /// Returns when a watch has fired. May be dropped and called again.
+    pub async fn changed(&mut self) -> Result<()> {
+        while !std::mem::take(&mut self.notified) {
+            let _answer_to_nobody = self.answer().await?;
         }
+        Ok(())
     }
 
-    /// Takes the next frame: an answer that is waited for, or something to keep in mind.
+    /// Takes the next frame: an answer, or the news that a watch has fired.
     async fn answer(&mut self) -> Result<Option<Answer>> {
-        match Frame::read(&self.frame().await?)? {
-            Frame::Notification => self.notified = true,
+        Ok(match Frame::read(&self.frame().await?)? {
+            Frame::Notification => {
+                self.notified = true;
+                None
+            }
             Frame::Reply { zxid, answer } => {
                 self.seen = self.seen.max(zxid);
-                if self.owed == 0 {
-                    return Ok(Some(answer));
-                }
-                self.owed -= 1;
-                self.said = Some(answer);
+                Some(answer)
             }
-        }
-        Ok(None)
+        })
     }
 
     async fn send(&mut self, bytes: &[u8]) -> Result<()> {

@@ -1,15 +1,15 @@
 //! ZooKeeper: every contender is an ephemeral sequential node, and the lowest sequence number holds.
-//! Knows the recipe; the wire, the session and the reading of names are in the modules beside it.
+//! The recipe, the wire, the session and the reading of names are in the modules beside this one.
 //!
 //! ```text
 //! /dlock/NAME                    a container, which the server removes some time after its last child
-//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`Record`], with the mark of a revoke
-//! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`hold`]
+//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`record`], with the mark of a revoke
+//! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`release`]
 //! /dlock-meta/NAME               how the last run ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
-//! /dlock-meta/NAME/taken         whose lock was freed on the spot of late, and why: see [`taken`]; kept
+//! /dlock-meta/NAME/taken         whose lock was freed at once of late, and why: see [`status`]; kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
-//! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`life`]
+//! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`recipe`]
 //! ```
 //!
 //! The token is the czxid of our node: the number of the transaction that created it, which no loss of
@@ -19,43 +19,34 @@
 //! The lease is the session: its timeout as negotiated is the ttl. How it is extended, and why one can
 //! count on it to the millisecond, see [`ensemble`].
 
-mod acquire;
+mod doctor;
 mod ensemble;
-mod examine;
-mod hold;
-mod life;
 mod link;
-mod operate;
-mod place;
 mod queue;
+mod recipe;
 pub mod record;
 mod release;
-mod renew;
-pub mod reply;
-mod request;
-mod taken;
-
+mod status;
 #[cfg(test)]
 mod tests;
+pub mod wire;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use async_trait::async_trait;
 
 use self::ensemble::{Ensemble, SessionExpired};
-use self::link::Change;
-use self::place::Place;
 use self::queue::Spelling;
+use self::recipe::Place;
 use self::record::ServerClock;
-use self::reply::{Answer, Refusal};
-use self::request::{Acl, Kind, Request};
+use self::wire::{Acl, Answer, Kind, Refusal, Request, refusal};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock::Instant;
 use crate::exit::Fault;
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, Term, Token};
 
 pub struct ZooKeeper {
     ensemble: Ensemble,
@@ -71,8 +62,14 @@ pub struct ZooKeeper {
     clock: Option<ServerClock>,
     /// Whether there is a node yet for how the last run ended, as far as we know.
     ran_before: bool,
-    /// When to watch the node by which we hold the lock; `None` if that is done.
-    settled: Option<Instant>,
+    /// Whether the servers have nodes that expire, as far as we know.
+    nodes_expire: bool,
+    /// Whether we watch the node by which we hold the lock. That is for when there is time: a new holder starts its
+    /// command first.
+    watches_place: bool,
+    /// Whom we saw hold the lock while we waited, and in which session.
+    seen: SeenHolders,
+    seen_in: Option<i64>,
     /// What of a list of all locks is still to come.
     listing: std::vec::IntoIter<LockName>,
 }
@@ -107,7 +104,10 @@ impl ZooKeeper {
             asked: false,
             clock: None,
             ran_before: true,
-            settled: None,
+            nodes_expire: true,
+            watches_place: true,
+            seen: SeenHolders::default(),
+            seen_in: None,
             listing: Vec::new().into_iter(),
         })
     }
@@ -137,32 +137,19 @@ impl ZooKeeper {
         format!("{}/once-{escaped}", self.meta_path(name))
     }
 
-    /// Makes nodes and whatever is missing above them, but not above the chroot.
-    async fn make(&mut self, nodes: &[(&str, Kind)]) -> Result<()> {
-        let mut requests = Vec::new();
-        let mut ends = Vec::new();
-        for (path, kind) in nodes {
-            let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
-            requests.extend(parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent)));
-            requests.push(Request::create(path, b"", self.acl(), *kind));
-            ends.push(requests.len());
-        }
+    /// Makes a node and whatever is missing above it, but not above the chroot.
+    async fn make(&mut self, path: &str, kind: Kind) -> Result<()> {
+        let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
+        let parents = parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent));
+        let requests: Vec<_> = parents.chain([Request::create(path, b"", self.acl(), kind)]).collect();
         let answers = self.ensemble.call(&requests).await?;
-        for ((path, _), end) in nodes.iter().zip(ends) {
-            self.expect_made(path, &answers[..end])?;
-        }
-        Ok(())
-    }
-
-    fn expect_made(&self, path: &str, answers: &[Answer]) -> Result<()> {
-        match answers.last() {
-            Some(Ok(_) | Err(Refusal::NodeExists)) => Ok(()),
+        let refused = |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NodeExists);
+        match answers.last().and_then(refused) {
+            None => Ok(()),
+            Some(Refusal::NoNode) if answers[0] == Err(Refusal::NoNode) => Err(self.no_chroot()),
             // Why one further up was refused says more.
-            Some(Err(Refusal::NoNode)) if answers[0] == Err(Refusal::NoNode) => Err(self.no_chroot()),
-            _ => {
-                let refused =
-                    |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NodeExists);
-                let why = answers.iter().find_map(refused).context("a refusal has a reason")?;
+            Some(why) => {
+                let why = answers.iter().find_map(refused).unwrap_or(why);
                 Err(refusal(why, format_args!("cannot create {path}")))
             }
         }
@@ -173,14 +160,6 @@ impl ZooKeeper {
         Fault::Config.because(format_args!("the chroot {chroot} does not exist on the server: create it first"))
     }
 
-    async fn children(&mut self, path: &str) -> Result<Vec<String>> {
-        match self.ensemble.call_one(Request::get_children(path)).await? {
-            Ok(answer) => reply::read_children(&answer),
-            Err(Refusal::NoNode) => Ok(Vec::new()),
-            Err(why) => Err(refusal(why, format_args!("cannot list {path}"))),
-        }
-    }
-
     /// Ends our session, and our place in the queue with it.
     async fn leave(&mut self) -> Result<()> {
         self.ensemble.close().await?;
@@ -189,8 +168,8 @@ impl ZooKeeper {
     }
 
     fn forget_place(&mut self) {
-        self.place = None;
-        self.asked = false;
+        (self.place, self.asked) = (None, false);
+        self.seen = SeenHolders::default();
     }
 
     /// When whoever waits has to give a sign of life at the latest.
@@ -209,15 +188,6 @@ fn token(czxid: i64) -> Token {
     Token(u64::try_from(czxid).unwrap_or(0))
 }
 
-/// A refusal that is no part of the recipe.
-fn refusal(why: Refusal, what: impl std::fmt::Display) -> anyhow::Error {
-    let error = anyhow::Error::new(why).context(what.to_string());
-    match why {
-        Refusal::NoAuth | Refusal::AuthFailed => error.context(Fault::Refused),
-        _ => error,
-    }
-}
-
 #[async_trait(?Send)]
 impl Backend for ZooKeeper {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -234,13 +204,10 @@ impl Backend for ZooKeeper {
 
     async fn changed(&mut self) -> Result<()> {
         // Should this fail, the next renewal tells.
-        let _ = self.settle().await;
-        loop {
-            match (self.ensemble.changed().await, &self.place) {
-                (Change::Answer(Ok(ours)), Some(place)) if place.is_as_written(&ours)? => {}
-                _ => return Ok(()),
-            }
+        if self.watch_place().await.unwrap_or(true) {
+            self.ensemble.changed().await;
         }
+        Ok(())
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
@@ -255,7 +222,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        match self.let_go(lease, ending).await {
+        match self.release_place(lease, ending).await {
             Err(error) if error.is::<SessionExpired>() => self.was_released(lease).await,
             released => released,
         }
@@ -270,7 +237,7 @@ impl Backend for ZooKeeper {
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
         self.visit().await?;
-        let state = self.look(name).await?.state(name);
+        let state = self.state_of(name).await?;
         self.end_visit().await;
         Ok(state)
     }

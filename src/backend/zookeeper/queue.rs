@@ -1,5 +1,4 @@
-//! The queue of a lock, as the names of its children alone tell it: who contends, in which order and
-//! mode, who holds, and whose going a waiter has to wait for. Pure.
+//! The queue of a lock, as the names of its children alone tell it: who contends, in which order and mode. Pure.
 //!
 //! A name is `_c_<uuid>[-hold-N][-shared|-slots-N]-lock-<seq>` as Curator spells it, or
 //! `<uuid>[…]__lock__<seq>` as kazoo does. What only we know stands between uuid and `lock`, where both
@@ -7,7 +6,8 @@
 
 use std::collections::HashSet;
 
-use crate::lock::{Mode, OwnerId, may_hold};
+use crate::lock::queue::may_hold;
+use crate::lock::{Contends, Mode, OwnerId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
@@ -44,7 +44,7 @@ impl Spelling {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contender {
+pub struct Entry {
     pub name: String,
     pub sequence: u64,
     pub mode: Mode,
@@ -52,9 +52,9 @@ pub struct Contender {
     pub hold: Option<u32>,
 }
 
-impl Contender {
+impl Entry {
     /// Whatever ends in a sequence number contends, since to Curator it does.
-    fn parse(name: &str) -> Option<Contender> {
+    fn parse(name: &str) -> Option<Entry> {
         let head = sign_of(name);
         let sequence = name[head.len()..].parse().ok()?;
         let ours = head
@@ -73,7 +73,7 @@ impl Contender {
             }
             None => (None, foreign()),
         };
-        Some(Contender { name: name.to_owned(), sequence, mode, hold })
+        Some(Entry { name: name.to_owned(), sequence, mode, hold })
     }
 }
 
@@ -93,81 +93,65 @@ pub fn held_name(name: &str) -> String {
     format!("{stem}-hold-{}{rest}", hold.map_or(1, |n| n.wrapping_add(1)))
 }
 
-/// What the sign of life beside a place is called: as the place is, before the server numbered it.
+/// The name of the sign of life beside a place: that of the place, before the server numbered it.
 pub fn sign_of(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
 /// All contenders, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
-pub struct Queue(Vec<Contender>);
+pub struct Queue(Vec<Entry>);
 
 impl Queue {
     pub fn new(children: &[String]) -> Queue {
-        let mut all: Vec<Contender> = children.iter().filter_map(|name| Contender::parse(name)).collect();
+        let mut all: Vec<Entry> = children.iter().filter_map(|name| Entry::parse(name)).collect();
         all.sort_by(|a, b| (a.sequence, &a.name).cmp(&(b.sequence, &b.name)));
         Queue(all)
     }
 
-    pub fn contenders(&self) -> &[Contender] {
+    pub fn entries(&self) -> &[Entry] {
         &self.0
     }
 
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.0.iter().position(|contender| contender.name == name)
+        self.0.iter().position(|entry| entry.name == name)
     }
 
-    /// The place of an owner, by what its names begin with: a living one, or one that is held on to.
-    pub fn place_of(&self, stem: &str, hold: bool) -> Option<&Contender> {
-        self.0.iter().find(|contender| contender.name.starts_with(stem) && contender.hold.is_some() == hold)
+    /// The living place of an owner, by what its names begin with.
+    pub fn place_of(&self, stem: &str) -> Option<usize> {
+        self.0.iter().position(|entry| entry.name.starts_with(stem) && entry.hold.is_none())
+    }
+
+    /// The same of a place that is held without a session.
+    pub fn hold_of(&self, stem: &str) -> Option<&Entry> {
+        self.0.iter().find(|entry| entry.name.starts_with(stem) && entry.hold.is_some())
     }
 
     pub fn remove(&mut self, name: &str) {
-        self.0.retain(|contender| contender.name != name);
+        self.0.retain(|entry| entry.name != name);
     }
 
-    pub fn ahead(&self, position: usize) -> &[Contender] {
+    pub fn ahead(&self, position: usize) -> &[Entry] {
         &self.0[..position]
     }
 
-    /// Other programs know of no slots and take their turn alone.
     pub fn holds(&self, position: usize) -> bool {
-        let ahead: Vec<Mode> = self.ahead(position).iter().map(|contender| contender.mode).collect();
-        self.differing(position).is_none() && may_hold(self.0[position].mode, &ahead)
-    }
-
-    /// The last one before this position that counts the slots differently.
-    fn differing(&self, position: usize) -> Option<usize> {
-        self.ahead(position).iter().rposition(|before| before.mode.slots() != self.0[position].mode.slots())
+        may_hold(self.0[position].mode, self.ahead(position))
     }
 
     /// Of those who gave a sign of life before the queue was read, whoever has no place in it any more and may be
     /// running what a contender of this mode must not run beside. Slots are told apart by their own nodes.
-    pub fn struck(&self, signs: &[String], mode: Mode) -> Vec<String> {
-        let placed: HashSet<&str> = self.0.iter().map(|contender| sign_of(&contender.name)).collect();
-        let theirs = |sign: &str| Contender::parse(&format!("{sign}0")).map(|contender| contender.mode);
+    pub fn alive_without_place(&self, signs: &[String], mode: Mode) -> Vec<String> {
+        let placed: HashSet<&str> = self.0.iter().map(|entry| sign_of(&entry.name)).collect();
+        let theirs = |sign: &str| Entry::parse(&format!("{sign}0")).map(|entry| entry.mode);
         let beside = |sign: &str| mode != Mode::Exclusive && theirs(sign) == Some(mode);
-        let struck = signs.iter().filter(|sign| !placed.contains(sign.as_str()) && !beside(sign));
-        struck.cloned().collect()
+        signs.iter().filter(|sign| !placed.contains(sign.as_str()) && !beside(sign)).cloned().collect()
     }
+}
 
-    /// Whose going a waiter at this position has to watch for; whoever waits for several slots behind
-    /// others is woken by the one before it, which changes its node when it gets its slot.
-    pub fn blockers(&self, position: usize) -> &[Contender] {
-        let ahead = self.ahead(position);
-        let last = |at: usize| &ahead[at..=at];
-        if let Some(at) = self.differing(position) {
-            return last(at);
-        }
-        match self.0[position].mode {
-            Mode::Slots(n) if position <= n as usize => ahead,
-            Mode::Shared => match ahead.iter().rposition(|before| before.mode != Mode::Shared) {
-                Some(at) => last(at),
-                None => &[],
-            },
-            Mode::Exclusive | Mode::Slots(_) if position > 0 => last(position - 1),
-            _ => &[],
-        }
+impl Contends for Entry {
+    fn mode(&self) -> Mode {
+        self.mode
     }
 }
 
@@ -198,11 +182,11 @@ mod tests {
     fn a_name_tells_its_mode_in_both_spellings() {
         for spelling in [Spelling::Curator, Spelling::Kazoo] {
             for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(12)] {
-                let contender = Contender::parse(&named(spelling, mode, 7)).unwrap();
-                assert_eq!((contender.mode, contender.sequence, contender.hold), (mode, 7, None));
-                let hold = Contender::parse(&held_name(&contender.name)).unwrap();
+                let entry = Entry::parse(&named(spelling, mode, 7)).unwrap();
+                assert_eq!((entry.mode, entry.sequence, entry.hold), (mode, 7, None));
+                let hold = Entry::parse(&held_name(&entry.name)).unwrap();
                 assert_eq!((hold.mode, hold.sequence, hold.hold), (mode, 7, Some(1)));
-                let hold = Contender::parse(&held_name(&hold.name)).unwrap();
+                let hold = Entry::parse(&held_name(&hold.name)).unwrap();
                 assert_eq!((hold.mode, hold.sequence, hold.hold), (mode, 7, Some(2)));
             }
         }
@@ -228,7 +212,7 @@ mod tests {
             "leases",
         ];
         let queue = queue(&names);
-        let seen: Vec<_> = queue.contenders().iter().map(|one| (one.sequence, one.mode)).collect();
+        let seen: Vec<_> = queue.entries().iter().map(|one| (one.sequence, one.mode)).collect();
         use Mode::{Exclusive, Shared};
         assert_eq!(seen, [(1, Exclusive), (2, Exclusive), (3, Exclusive), (4, Shared)]);
     }
@@ -238,19 +222,7 @@ mod tests {
         let names: Vec<String> = (0..20).rev().map(|n| named(Spelling::Curator, Mode::Exclusive, n)).collect();
         let queue = Queue::new(&names);
         assert!(queue.holds(0) && (1..20).all(|position| !queue.holds(position)));
-        assert_eq!(queue.blockers(5)[0].sequence, 4);
-    }
-
-    #[test]
-    fn a_shared_waiter_watches_the_last_exclusive_one_before_it() {
-        use Mode::{Exclusive, Shared};
-        let modes = [Shared, Exclusive, Shared, Shared];
-        let names: Vec<String> =
-            modes.iter().enumerate().map(|(n, mode)| named(Spelling::Curator, *mode, n as u64)).collect();
-        let queue = Queue::new(&names);
-        assert!(queue.holds(0) && !queue.holds(1) && !queue.holds(3));
-        assert_eq!(queue.blockers(3)[0].sequence, 1);
-        assert_eq!(queue.blockers(1)[0].sequence, 0);
+        assert_eq!(queue.entries()[5].sequence, 5);
     }
 
     #[test]
@@ -261,30 +233,11 @@ mod tests {
                 let (place, other) = (named(spelling, theirs, 7), named(spelling, Exclusive, 8));
                 let signs = [&place, &other].map(|name| sign_of(name).to_owned());
                 for ours in [Exclusive, Shared, Slots(2), Slots(3)] {
-                    assert!(queue(&[&place, &other]).struck(&signs, ours).is_empty());
-                    let struck = queue(&[&other]).struck(&signs, ours);
-                    assert_eq!(struck.is_empty(), ours == theirs && ours != Exclusive, "{ours:?} {theirs:?}");
+                    assert!(queue(&[&place, &other]).alive_without_place(&signs, ours).is_empty());
+                    let without = queue(&[&other]).alive_without_place(&signs, ours);
+                    assert_eq!(without.is_empty(), ours == theirs && ours != Exclusive, "{ours:?} {theirs:?}");
                 }
             }
         }
-    }
-
-    #[test]
-    fn the_first_waiter_for_a_slot_watches_all_holders_and_the_others_their_predecessor() {
-        let names: Vec<String> = (0..5).map(|n| named(Spelling::Curator, Mode::Slots(2), n)).collect();
-        let queue = Queue::new(&names);
-        assert!(queue.holds(1) && !queue.holds(2));
-        assert_eq!(queue.blockers(2).len(), 2);
-        assert_eq!(queue.blockers(4).iter().map(|one| one.sequence).collect::<Vec<_>>(), [3]);
-    }
-
-    #[test]
-    fn another_program_stands_alone_between_holders_of_slots() {
-        let slots = |n| named(Spelling::Curator, Mode::Slots(3), n);
-        let foreign = named(Spelling::Kazoo, Mode::Exclusive, 1);
-        let queue = queue(&[&slots(0), &foreign, &slots(2), &slots(3)]);
-        let holding: Vec<_> = (0..4).filter(|position| queue.holds(*position)).collect();
-        assert_eq!(holding, [0]);
-        assert_eq!([2, 3].map(|position| queue.blockers(position)[0].sequence), [1, 1]);
     }
 }

@@ -1,23 +1,20 @@
-//! What a contender's node says about it. Written by dlocks, perhaps of another version, and read with
-//! distrust; other programs store anything or nothing.
+//! What a contender's node stores beside its [`Identity`], and the servers' dates.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{self, Instant};
-use crate::lock::{Identity, Token};
+use crate::lock::{Identity, Record, Token};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
-    #[serde(flatten)]
-    pub who: Identity,
-    pub ttl_ms: u64,
+pub struct Details {
+    ttl_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquired_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<Slot>,
-    /// An operator wants the lock back, for this reason.
+    /// Why an operator wants the lock back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,8 +33,12 @@ pub struct Hold {
 }
 
 impl Hold {
-    pub fn new(lasts: Duration, token: Token, in_use: bool) -> Hold {
-        Hold { lasts_ms: u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX), token, in_use }
+    pub fn new(lasts: Duration, token: Token) -> Hold {
+        Hold { lasts_ms: millis(lasts), token, in_use: false }
+    }
+
+    pub fn lasts(&self) -> Duration {
+        Duration::from_millis(self.lasts_ms)
     }
 }
 
@@ -50,27 +51,10 @@ pub struct Slot {
 
 const LONGEST_REASON: usize = 500;
 
-impl Record {
-    pub fn new(who: &Identity, ttl: Duration) -> Record {
-        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        Record { who: who.clone(), ttl_ms, acquired_ms: None, slot: None, revoked: None, hold: None }
-    }
-
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("strings and numbers always serialise")
-    }
-
-    pub fn from_bytes(bytes: &[u8]) -> Option<Record> {
-        let text = std::str::from_utf8(bytes).ok()?;
-        let mut read: Record = serde_json::from_str(text).ok()?;
-        read.who = Identity::from_json(text)?;
-        read.revoked = read.revoked.map(|reason| reason.chars().take(LONGEST_REASON).collect());
-        Some(read)
-    }
-
-    pub fn acquire_now(&mut self) {
-        let since = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.acquired_ms = u64::try_from(since.as_millis()).ok();
+impl Details {
+    /// How long a hold lasts; `None` for what is none.
+    pub fn lasts(&self) -> Option<Duration> {
+        self.hold.as_ref().map(Hold::lasts)
     }
 
     /// Of the session or, once that has ended, of the hold.
@@ -78,10 +62,28 @@ impl Record {
         self.lasts().unwrap_or(Duration::from_millis(self.ttl_ms))
     }
 
-    /// How long a hold lasts; `None` for what is none.
-    pub fn lasts(&self) -> Option<Duration> {
-        self.hold.map(|hold| Duration::from_millis(hold.lasts_ms))
+    pub fn acquire_now(&mut self) {
+        let since = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.acquired_ms = Some(millis(since));
     }
+}
+
+impl Record<Details> {
+    pub fn of_waiter(who: &Identity, ttl: Duration) -> Record<Details> {
+        let details = Details { ttl_ms: millis(ttl), acquired_ms: None, slot: None, revoked: None, hold: None };
+        Record { who: who.clone(), details }
+    }
+
+    pub fn read(data: &[u8]) -> Option<Record<Details>> {
+        let mut record = Record::<Details>::from_json(data)?;
+        let reason = record.details.revoked;
+        record.details.revoked = reason.map(|reason| reason.chars().take(LONGEST_REASON).collect());
+        Some(record)
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A server's date, for people and for comparing with other dates of servers.

@@ -59,41 +59,68 @@ fn a_server_that_comes_back_empty_is_a_lost_lock() {
     holder.ended().expect(79).saying("lost");
 }
 
-fn strike(key: &str, by_lease: bool) {
-    if by_lease {
-        shared().ctl(&["lease", "revoke", key.rsplit('/').next().unwrap()]);
-    } else {
-        shared().ctl(&["del", key]);
-    }
+/// How an operator may delete a contender.
+#[derive(Clone, Copy)]
+enum Deletion {
+    OfItsLease,
+    OfItsKey,
+}
+
+const DELETIONS: [Deletion; 2] = [Deletion::OfItsLease, Deletion::OfItsKey];
+
+fn delete(key: &str, how: Deletion) {
+    match how {
+        Deletion::OfItsLease => shared().ctl(&["lease", "revoke", key.rsplit('/').next().unwrap()]),
+        Deletion::OfItsKey => shared().ctl(&["del", key]),
+    };
 }
 
 #[test]
 fn an_operator_who_revokes_the_lease_or_deletes_the_key_is_noticed_at_once() {
-    for by_lease in [true, false] {
+    for how in DELETIONS {
         let (name, log) = (unique("operator"), Log::new());
         // A ttl so long that a renewal cannot be what notices.
         let holder = shared().dlock().run(&name).args(["--ttl", "1h"]).args(log.witness(&[])).spawn();
         log.await_runs(1, 1);
-        strike(&shared().contenders(&name)[0], by_lease);
+        delete(&shared().contenders(&name)[0], how);
         holder.ended().expect(79).saying("lost");
     }
 }
 
 #[test]
-fn the_next_waits_until_the_one_that_an_operator_struck_is_dead() {
-    for by_lease in [true, false] {
-        let (name, log) = (unique("struck"), Log::new());
+fn the_next_waits_until_the_holder_that_an_operator_deleted_is_dead() {
+    for how in DELETIONS {
+        let (name, log) = (unique("deleted"), Log::new());
         let holder = stubborn(shared(), &name, "4s", &log);
         let key = shared().contenders(&name).remove(0);
         let next = next(shared(), shared(), &name, &log);
         // Stopped, it cannot notice before its own time is over.
         holder.signal(Signal::SIGSTOP);
-        strike(&key, by_lease);
+        delete(&key, how);
         next.ended().expect(0);
         log.assert_no_overlap();
         holder.signal(Signal::SIGCONT);
         holder.ended().expect(79);
     }
+}
+
+#[test]
+fn every_waiter_waits_until_a_holder_that_an_operator_deleted_with_all_others_is_dead() {
+    let (name, log) = (unique("wiped"), Log::new());
+    let holder = stubborn(shared(), &name, "6s", &log);
+    let first = next(shared(), shared(), &name, &log);
+    let second = shared().dlock().run(&name).args(["--ttl", "3s"]).args(log.witness(&["for=20"])).spawn();
+    until("both to be in the queue", || shared().contenders(&name).len() == 3);
+    // The holder cannot notice, and the waiter that was next comes back last.
+    holder.signal(Signal::SIGSTOP);
+    first.signal(Signal::SIGSTOP);
+    shared().ctl(&["del", "--prefix", &format!("dlock/{name}/")]);
+    second.ended().expect(0);
+    first.signal(Signal::SIGCONT);
+    first.ended().expect(0);
+    log.assert_no_overlap();
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(79);
 }
 
 /// How a waiter with these options ends whose turn comes while it is stopped, and is taken away before it goes on.

@@ -28,7 +28,7 @@ impl Stage {
         lines(&self.file("order"))
     }
 
-    /// A script that comes in, waits to be let go, and leaves its name.
+    /// A script that takes note that it runs, waits until it may end, and leaves its name.
     fn visit(&self, who: &str) -> String {
         let dir = self.dir.path().display();
         // etcdctl leaves its command behind when it is killed; without the directory, it ends by itself.
@@ -40,7 +40,7 @@ impl Stage {
         until(&format!("{who} to hold the lock"), || self.file(&format!("{who}-in")).exists());
     }
 
-    fn let_go(&self, who: &str) {
+    fn let_end(&self, who: &str) {
         std::fs::write(self.file(&format!("{who}-go")), "").unwrap();
     }
 
@@ -74,7 +74,7 @@ fn etcdctl_keeps_dlock_out_until_it_has_ended() {
 
     let waiter = dlock().sh(&format!("echo dlock >>{}", stage.file("order").display())).spawn();
     stage.await_contenders(2);
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
     waiter.ended().expect(0).silently();
     assert_eq!(stage.order(), ["etcdctl", "dlock"]);
 }
@@ -85,10 +85,10 @@ fn dlock_keeps_etcdctl_out_until_it_has_ended() {
     let holder = stage.etcd.dlock().run(&stage.name).sh(&stage.visit("dlock")).spawn();
     stage.await_entry("dlock");
     let _foreign = stage.etcdctl(&stage.visit("etcdctl"));
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
     stage.await_contenders(2);
     assert_eq!(stage.status()["waiters"][0]["pid"], Value::Null);
-    stage.let_go("dlock");
+    stage.let_end("dlock");
     holder.ended().expect(0).silently();
     stage.await_entry("etcdctl");
     until("etcdctl's turn to be over", || stage.order() == ["dlock", "etcdctl"]);
@@ -102,14 +102,14 @@ fn the_token_is_the_create_revision_that_every_etcd_client_sees() {
     let holder = holder.spawn();
     stage.await_entry("dlock");
     let fields = stage.etcd.ctl(&["get", "-w", "fields", "--prefix", &format!("dlock/{}/", stage.name)]);
-    stage.let_go("dlock");
+    stage.let_end("dlock");
     let token = holder.ended().expect(0).stdout;
     assert!(fields.contains(&format!("\"CreateRevision\" : {}", token.trim())), "{token} {fields}");
 }
 
 #[test]
-fn a_crowd_of_both_never_overlaps() {
-    let stage = Stage::new("crowd");
+fn many_of_both_never_overlap() {
+    let stage = Stage::new("many");
     let dir = stage.dir.path().display();
     let script = format!(
         "mkdir {dir}/inside || echo overlap >>{dir}/bad; sleep 0.02; rmdir {dir}/inside; echo done >>{dir}/order"
@@ -134,12 +134,12 @@ fn etcdctl_stands_alone_between_holders_of_slots() {
     stage.await_contenders(2);
     let second = start("second");
     stage.await_contenders(3);
-    stage.let_go("second");
-    stage.let_go("first");
+    stage.let_end("second");
+    stage.let_end("first");
     first.ended().expect(0);
     stage.await_entry("etcdctl");
     assert_eq!(stage.order(), ["first"]);
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
     second.ended().expect(0).silently();
     assert_eq!(stage.order(), ["first", "etcdctl", "second"]);
 }
@@ -153,11 +153,11 @@ fn etcdctl_waits_for_every_shared_holder() {
     stage.await_entry("two");
     let _foreign = stage.etcdctl(&stage.visit("etcdctl"));
     stage.await_contenders(3);
-    stage.let_go("etcdctl");
-    stage.let_go("one");
+    stage.let_end("etcdctl");
+    stage.let_end("one");
     one.ended().expect(0);
     assert_eq!(stage.order(), ["one"]);
-    stage.let_go("two");
+    stage.let_end("two");
     two.ended().expect(0);
     until("etcdctl's turn to be over", || stage.order() == ["one", "two", "etcdctl"]);
 }
@@ -177,7 +177,7 @@ fn hold_at_least_keeps_etcdctl_out_too() {
     );
     stage.etcd.dlock().args(["force-release", &stage.name, "--yes", "--now"]).ended().expect(0);
     stage.await_entry("etcdctl");
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn etcdctl_waits_for_the_end_of_what_was_acquired_for_longer_than_a_process() {
     stage.await_entry("etcdctl");
     dlock("renew", &["--owner", owner]).expect(79);
     dlock("release", &["--owner", owner]).expect(79);
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
 }
 
 #[test]
@@ -214,5 +214,5 @@ fn a_foreign_lock_can_only_be_taken_at_once() {
     take(&["--now", "--reason", "stuck"]).expect(0);
     let state = stage.status();
     assert_eq!((&state["state"], &state["last_run"]["reason"]), (&"free".into(), &"stuck".into()), "{state}");
-    stage.let_go("etcdctl");
+    stage.let_end("etcdctl");
 }

@@ -4,6 +4,7 @@ mod cluster;
 mod errors;
 mod faults;
 mod interop;
+mod tokens;
 
 use crate::support::etcd::Etcd;
 use crate::support::{Bed, Log, Running, until};

@@ -40,6 +40,17 @@ impl Member {
         std::fs::remove_dir_all(&self.data).unwrap();
     }
 
+    /// Has the data of a snapshot from now on, as long as it is not running.
+    pub fn restore(&self, snapshot: &Path) {
+        self.forget();
+        let mut etcdctl = Command::new("etcdctl");
+        etcdctl.env("ETCDCTL_API", "3").args(["snapshot", "restore"]).arg(snapshot);
+        for option in ["--name", "--data-dir", "--initial-cluster", "--initial-advertise-peer-urls"] {
+            etcdctl.args(self.command.iter().skip_while(|word| *word != option).take(2));
+        }
+        assert!(etcdctl.output().unwrap().status.success());
+    }
+
     /// Starts it again with the data it had.
     pub fn restart(&mut self) {
         self.daemon = spawn(&self.command, &self.data);

@@ -2,7 +2,9 @@
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Bed, Dlock, Log, Proxy, Running, ZooKeeperBed, ZooKeeperEnsemble, kazoo, unique, until};
+use crate::support::{
+    Bed, Dlock, Log, Proxy, Running, ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, unique, until,
+};
 
 fn holder(dlock: Dlock, name: &str, log: &Log) -> Running {
     let running = dlock.run(name).args(["--ttl", "4s"]).args(log.witness(&["ignore-term", "daemons=2"])).spawn();
@@ -115,6 +117,43 @@ fn a_server_that_comes_back_without_its_data_does_not_know_the_holder() {
 }
 
 #[test]
+fn a_waiter_waits_until_a_holder_that_the_server_forgot_is_dead() {
+    let (bed, name, log) = (ZooKeeperBed::new(""), unique("forgotten"), Log::new());
+    let holder = bed.dlock().run(&name).args(["--ttl", "20s"]).args(log.witness(&["ignore-term", "daemons=2"])).spawn();
+    log.await_runs(1, 3);
+    // Its own session is over long before that of the holder.
+    let next = next(&bed, &name, &log);
+    holder.signal(Signal::SIGSTOP);
+    bed.server().daemon.kill();
+    bed.server().forget();
+    bed.server().restart();
+    next.ended().expect(0);
+    log.assert_no_overlap();
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(79);
+}
+
+#[test]
+fn a_token_that_is_not_greater_than_one_on_record_is_refused() {
+    let (bed, name) = (ZooKeeperBed::shared(), unique("went-back"));
+    let run = || bed.dlock().run(&name).sh("echo ran").ended();
+    run().expect(0);
+    let status = bed.dlock().args(["status", "--json", &name]).ended().expect(0).stdout;
+    let mut record = serde_json::from_str::<serde_json::Value>(&status).unwrap()[0]["last_run"].take();
+    // As after its data was copied to a new ensemble, which counts from the beginning.
+    record["fencing_token"] = 9_000_000_000_000_000_000_u64.into();
+    let scrawl = |text: &str| {
+        let meta = format!("/dlock-meta/{name}");
+        assert!(kazoo_at(bed.port, &meta, "-").args(["scrawl", text]).status().unwrap().success());
+    };
+    scrawl(&record.to_string());
+    let refused = run().expect(125).saying("9000000000000000000").saying("went back").saying(&name).saying("zkCli.sh");
+    assert_eq!((refused.stdout.as_str(), refused.stderr.lines().count()), ("", 1), "{refused:#?}");
+    scrawl("");
+    run().expect(0).silently();
+}
+
+#[test]
 fn a_node_deleted_by_an_operator_ends_the_command_at_once() {
     let (bed, name, log) = (ZooKeeperBed::shared(), unique("deleted"), Log::new());
     // A ttl so long that a renewal cannot be what notices.
@@ -126,10 +165,10 @@ fn a_node_deleted_by_an_operator_ends_the_command_at_once() {
 }
 
 #[test]
-fn the_next_waits_until_the_one_that_an_operator_struck_is_dead() {
+fn the_next_waits_until_the_holder_that_an_operator_deleted_is_dead() {
     let bed = ZooKeeperBed::shared();
     for what in ["behead", "clear"] {
-        let (name, log) = (unique("struck"), Log::new());
+        let (name, log) = (unique("deleted"), Log::new());
         let holder = holder(bed.dlock(), &name, &log);
         let next = next(&bed, &name, &log);
         // Stopped, it cannot notice before its own time is over.

@@ -1,6 +1,6 @@
 """A program that takes a dlock's lock by kazoo's own recipe.
 
-kazoo_lock.py PORT PATH PATTERN hold STARTED GO   take the lock, create STARTED, wait for GO, let go
+kazoo_lock.py PORT PATH PATTERN hold STARTED GO   take the lock, create STARTED, wait for GO, release it
 kazoo_lock.py PORT PATH PATTERN try               exit 0 if the lock could be had at once, else 75
 kazoo_lock.py PORT PATH - absent                  exit 0 if there is no such node, else 1
 kazoo_lock.py PORT PATH - clear                   delete every contender, as a careless operator might

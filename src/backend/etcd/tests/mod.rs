@@ -2,9 +2,10 @@
 //! lease that ends between two requests.
 
 mod leader;
-mod leaving;
-mod neighbour;
+mod queueing;
+mod releasing;
 mod server;
+mod tokens;
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use tokio::time::timeout;
 
 use self::server::{LONG, Server};
 use super::*;
-use crate::lock::{Identity, LastRun, Outcome, State};
+use crate::backend::Busy;
+use crate::lock::{Identity, LastRun, Mode, Outcome, State};
 
 fn ask(name: &str) -> Ask {
     Ask {
@@ -60,7 +62,7 @@ async fn woken(etcd: &mut Etcd) {
 }
 
 async fn delete_lease(etcd: &mut Etcd, ask: &Ask) {
-    etcd.drop_lease(lease_id(&ask.name, ask.who.owner.as_str())).await.unwrap();
+    etcd.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await.unwrap();
 }
 
 #[tokio::test]
@@ -157,7 +159,7 @@ async fn loss_is_seen_at_once_and_only_when_the_server_says_so() {
     // The key alone, with the lease alive; then the same key anew.
     let lease = granted(&mut a, &first).await;
     let key = a.keys.contender(&first.name, lease_id(&first.name, first.who.owner.as_str()));
-    b.transact(Txn::new().and_then([TxnOp::delete(key, None)])).await.unwrap();
+    b.members.transact(Txn::new().and_then([TxnOp::delete(key, None)])).await.unwrap();
     woken(&mut a).await;
     assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));
     let again = granted(&mut a, &first).await;
@@ -210,7 +212,7 @@ async fn an_unanswered_grant_is_found_again_and_counted_from_a_renewal() {
     let server = Server::start(1);
     let (mut a, mut b) = (server.open().await, server.open().await);
     let first = ask("n");
-    a.grant(lease_id(&first.name, first.who.owner.as_str()), first.ttl).await.unwrap();
+    a.members.grant_lease(lease_id(&first.name, first.who.owner.as_str()), first.ttl).await.unwrap();
     let before = crate::clock::now();
     let lease = granted(&mut b, &first).await;
     assert!(lease.term.from >= before);
@@ -267,9 +269,9 @@ async fn the_next_waits_for_the_end_of_one_that_vanished_but_not_of_one_whose_ti
     delete_lease(&mut a, &first).await;
     let gone = crate::clock::now();
     woken(&mut b).await;
-    let mourning = busy(&mut b, &second).await;
-    assert_eq!(mourning.ahead, Some(0));
-    crate::clock::sleep_until(mourning.ask_again).await;
+    let waiting = busy(&mut b, &second).await;
+    assert_eq!(waiting.ahead, Some(0));
+    crate::clock::sleep_until(waiting.ask_again).await;
     let lease = granted(&mut b, &second).await;
     assert!(gone.elapsed() >= first.ttl);
 

@@ -15,7 +15,7 @@ async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_grante
     let record = "/recorded-meta/job";
     other.visit().await.unwrap();
     let make = || Request::create(record, b"", Acl::Anyone, Kind::Persistent);
-    let take_away = || Request::delete(record, request::ANY_VERSION);
+    let take_away = || Request::delete(record, wire::ANY_VERSION);
     let cases = [(None, None), (None, Some(take_away())), (Some(take_away()), Some(make())), (Some(take_away()), None)];
     for (before, meanwhile) in cases {
         if let Some(before) = before {
@@ -27,7 +27,7 @@ async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_grante
         }
         let ending = ending(&lease);
         assert_eq!(client.release(&lease, &ending).await.unwrap(), Released::Done);
-        assert_eq!(other.look(&first.name).await.unwrap().state(&first.name).last_run, ending.last_run);
+        assert_eq!(other.state_of(&first.name).await.unwrap().last_run, ending.last_run);
     }
 }
 
@@ -37,7 +37,7 @@ async fn a_new_holder_hears_of_changes_after_its_first_moments_and_of_nothing_el
     let (mut client, mut operator) = (server.client(), server.client());
     let ask = ask("settled", Mode::Exclusive);
     let lease = granted(client.try_acquire(&ask).await.unwrap());
-    client.settle().await.unwrap();
+    assert!(client.watch_place().await.unwrap());
     let looks = async {
         for _ in 0..10 {
             operator.inspect(&ask.name).await.unwrap();

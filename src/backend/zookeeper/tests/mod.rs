@@ -1,9 +1,10 @@
 //! What only shows from inside: answers that got lost, leases taken over, sessions that ended. Against a
 //! real server; everything a user can see is tested through the binary.
 
+mod deleted;
 mod holding;
 mod listing;
-mod struck;
+mod lost_data;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -269,7 +270,10 @@ async fn another_process_of_the_owner_can_move_the_end_of_a_hold() {
     assert_eq!(second.rehold(name, owner, Duration::ZERO).await.unwrap(), Reheld::Done);
     assert_eq!(second.rehold(name, owner, Duration::ZERO).await.unwrap(), Reheld::NotOurs);
     second.visit().await.unwrap();
-    assert_eq!(second.children("/dlock-meta/handed-on").await.unwrap(), [format!("slot-{}", other.slot.unwrap())]);
+    assert_eq!(
+        second.ensemble.children("/dlock-meta/handed-on").await.unwrap(),
+        [format!("slot-{}", other.slot.unwrap())]
+    );
 }
 
 #[tokio::test]

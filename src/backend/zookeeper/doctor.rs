@@ -7,8 +7,7 @@ use anyhow::Result;
 use humantime::format_duration;
 
 use super::ZooKeeper;
-use super::reply;
-use super::request::Request;
+use super::wire::{self, Request};
 use crate::backend::{Checkup, Finding};
 use crate::clock;
 
@@ -22,8 +21,8 @@ impl ZooKeeper {
         let (shortest, longest) = (format_duration(shortest), format_duration(longest));
         let granted = format!("the server grants a ttl from {shortest} to {longest}, and the nearer one for any other");
         let mut findings = vec![Finding::fine("zookeeper-ttl", granted)];
-        if let Ok(answer) = self.ensemble.call_one(Request::get_data(CONFIGURATION, false)).await? {
-            let (text, _) = reply::read_data(&answer)?;
+        if let Ok(answer) = self.ensemble.call_one(Request::get_data(CONFIGURATION)).await? {
+            let (text, _) = wire::read_data(&answer)?;
             let text = String::from_utf8_lossy(&text);
             let servers =
                 text.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count();
@@ -31,6 +30,10 @@ impl ZooKeeper {
             findings.extend(coverage(self.ensemble.hosts(), servers));
         }
         findings.push(authentication(self.ensemble.is_authenticated()));
+        findings.push(Finding::fine(
+            "zookeeper-tokens",
+            "fencing tokens are the servers' transaction numbers, which only the loss of their data takes back",
+        ));
         Ok(Checkup { findings, clock_offset_us: self.clock_offset() })
     }
 

@@ -1,19 +1,18 @@
 //! Who comes after whom, when those in between come and go.
 
+use etcd_client::DeleteOptions;
+
 use super::*;
-use crate::lock::Token;
+use crate::exit::Fault;
 
 #[tokio::test]
-async fn a_neighbour_that_gave_up_leaves_us_behind_the_holder() {
+async fn one_before_us_that_gave_up_leaves_us_behind_the_holder() {
     let server = Server::start(1);
     let (mut a, mut b, mut c) = (server.open().await, server.open().await, server.open().await);
     let [first, second, third] = [ask("job"), ask("job"), ask("job")];
     let lease = granted(&mut a, &first).await;
     assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
     assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
-    // Somebody let go, whose token says nothing about our neighbour.
-    let other = a.say_released(&first.name, Token(u64::MAX >> 1));
-    a.transact(Txn::new().and_then([other])).await.unwrap();
     b.withdraw(&second).await.unwrap();
     woken(&mut c).await;
     assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
@@ -23,7 +22,7 @@ async fn a_neighbour_that_gave_up_leaves_us_behind_the_holder() {
 }
 
 #[tokio::test]
-async fn a_neighbour_that_let_go_and_left_its_key_is_waited_for() {
+async fn one_before_us_that_released_and_left_its_key_is_waited_for() {
     let server = Server::start(1);
     let (mut a, mut b) = (server.open().await, server.open().await);
     let (first, second) = (ask("job"), ask("job"));
@@ -80,7 +79,7 @@ async fn what_is_taken_away_before_we_look_is_not_ours() {
         revoke(&mut a, &second).await;
         is_taken_away(&mut b, &second).await;
     }
-    // The same if our neighbour tells us that it has left the lock to us.
+    // And once more, for one that was told to wait before.
     let (first, second) = (ask("job"), ask("job"));
     let lease = granted(&mut a, &first).await;
     busy(&mut b, &second).await;
@@ -101,4 +100,29 @@ async fn who_waits_for_one_that_vanished_hears_that_its_turn_is_taken_away() {
     assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
     let (_, ()) = tokio::join!(woken(&mut b), revoke(&mut a, &second));
     is_taken_away(&mut b, &second).await;
+}
+
+/// Deletes every contender's key, as an operator who cleans up might.
+async fn delete_all(etcd: &mut Etcd, ask: &Ask) {
+    let everybody = TxnOp::delete(etcd.keys.queue(&ask.name), Some(DeleteOptions::new().with_prefix()));
+    etcd.members.transact(Txn::new().and_then([everybody])).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_waiter_waits_out_a_holder_that_vanished_with_all_of_the_queue() {
+    let server = Server::start(1);
+    let (mut a, mut b, mut c) = (server.open().await, server.open().await, server.open().await);
+    let [first, second, third] = [(); 3].map(|()| Ask { ttl: Duration::from_secs(5), ..ask("job") });
+    granted(&mut a, &first).await;
+    busy(&mut b, &second).await;
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
+    delete_all(&mut a, &first).await;
+    let gone = crate::clock::now();
+    // The one that was last is the first to come back.
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(0));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    while let Attempt::Busy(waiting) = c.try_acquire(&third).await.unwrap() {
+        crate::clock::sleep_until(waiting.ask_again).await;
+    }
+    assert!(gone.elapsed() >= first.ttl);
 }

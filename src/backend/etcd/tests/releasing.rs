@@ -1,4 +1,4 @@
-//! What stays when a holder goes.
+//! What stays after a release.
 
 use super::*;
 
@@ -51,10 +51,10 @@ async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() 
     let id = lease_id(&second.name, second.who.owner.as_str());
     let hold_until = Some(crate::clock::now() + Duration::from_secs(600));
     assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease, None) }).await.unwrap(), Released::Done);
-    let tidied = async { while b.keep_alive(id).await.unwrap().is_some() {} };
+    let tidied = async { while b.members.keep_alive(id).await.unwrap().is_some() {} };
     timeout(LONG, tidied).await.expect("its own lease goes");
-    b.grant(id, second.ttl).await.unwrap();
-    a.transact(announcement).await.unwrap();
+    b.members.grant_lease(id, second.ttl).await.unwrap();
+    a.members.transact(announcement).await.unwrap();
     let held = a.inspect(&first.name).await.unwrap().holders.remove(0);
     assert!(held.expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
 }

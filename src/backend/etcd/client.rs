@@ -1,27 +1,35 @@
-//! The members of a cluster: one connection to one of them at a time, and the next when it fails.
+//! The members of a cluster: a connection to one of them at a time, and to the next when it fails. Leases. Knows no
+//! lock.
 //!
 //! The client library can spread requests over several endpoints, but goes on asking one that is frozen.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use etcd_client::{Certificate, Channel, Client, ConnectOptions, Error, Identity, TlsOptions};
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Error, Identity, LeaseGrantOptions, ResponseHeader, TlsOptions, Txn,
+    TxnResponse,
+};
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
-use super::failure::{Said, explain, hung_up, is_an_answer, silence, summary};
+use super::errors::{Refusal, explain, hung_up, is_an_answer, refused, silence, summary};
 use super::watch::{Stream, Watch};
-use super::wire;
 use crate::backend::{Address, Patience, tls};
-use crate::clock;
+use crate::clock::{self, Instant};
 use crate::exit::Fault;
+use crate::lock::Term;
+
+/// For a queue with very many waiters; the library's own limit of 4 MB is reached by some ten thousand.
+const LARGEST_ANSWER: usize = 64 << 20;
+/// How long a release waits for the end of a lease that nothing hangs on any more.
+const TIDY: Duration = Duration::from_millis(200);
 
 pub struct Members {
     endpoints: Vec<String>,
     options: ConnectOptions,
-    tls: Option<TlsOptions>,
+    uses_tls: bool,
     patience: Patience,
     /// Whom to turn to when there is no connection.
     next: usize,
@@ -36,25 +44,50 @@ struct Connection {
     watch: Option<Stream>,
 }
 
+/// A lease that the server says it has set or extended.
+pub struct Extended {
+    term: Term,
+    /// The leader's raft term; `None` for what a majority agreed on, as it does on a new lease.
+    raft_term: Option<u64>,
+}
+
+impl Extended {
+    fn new(from: Instant, ttl: i64, raft_term: Option<u64>) -> Extended {
+        let ttl = Duration::from_secs(ttl.unsigned_abs());
+        Extended { term: Term { from, ttl, slack: Duration::ZERO }, raft_term }
+    }
+
+    /// The lease, if a later linearizable read shows that the same leader was in office all the time: a deposed one goes
+    /// on confirming renewals that its successor knows nothing of.
+    pub fn confirmed_in(self, raft_term: u64) -> Result<Term> {
+        if self.raft_term.is_some_and(|extended_in| extended_in != raft_term) {
+            return Err(Fault::Unreachable.because("etcd changed its leader while the lease was renewed"));
+        }
+        Ok(self.term)
+    }
+}
+
 impl Members {
     pub fn at(address: &Address, patience: Patience) -> Result<Members> {
-        let tls = match address.scheme() {
-            "etcds" => Some(tls_options(address)?),
-            _ => tls::refuse(address).map(|()| None)?,
-        };
-        let scheme = if tls.is_some() { "https" } else { "http" };
+        let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
+        let uses_tls = address.scheme() == "etcds";
+        if uses_tls {
+            options = options.with_tls(tls_options(address)?);
+        } else {
+            tls::refuse(address)?;
+        }
+        let scheme = if uses_tls { "https" } else { "http" };
         let endpoints: Vec<_> =
             address.hosts().iter().map(|host| format!("{scheme}://{}", host.with_port(2379))).collect();
         if endpoints.is_empty() {
             return Err(Fault::Config.because("an etcd URL names a host: etcd://host1,host2,host3"));
         }
-        let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
         match (address.username(), address.password()?) {
             (Some(user), password) => options = options.with_user(user, password.unwrap_or_default()),
             (None, Some(_)) => return Err(Fault::Config.because("there is a password for etcd but no user name")),
             (None, None) => {}
         }
-        Ok(Members { endpoints, options, tls, patience, next: 0, answered: false, connection: None })
+        Ok(Members { endpoints, options, uses_tls, patience, next: 0, answered: false, connection: None })
     }
 
     /// Asks one member after the other until one answers. What is asked must be safe to ask twice.
@@ -68,8 +101,7 @@ impl Members {
             // If our caller's patience ends while we wait, the connection is not put back.
             let kept = self.connection.take();
             let share = self.share().min(end.remaining());
-            let endpoint =
-                kept.as_ref().map_or_else(|| self.endpoints[self.next].clone(), |kept| kept.endpoint.clone());
+            let endpoint = kept.as_ref().map_or(&self.endpoints[self.next], |kept| &kept.endpoint).clone();
             let attempt = async {
                 let connection = match kept {
                     Some(kept) => kept,
@@ -84,16 +116,19 @@ impl Members {
             };
             match timeout(share, attempt).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) if is_an_answer(&error) => {
-                    let (fault, text) = explain(&endpoint, &error);
-                    return Err(anyhow::Error::new(Said(text)).context(fault));
-                }
+                Ok(Err(error)) if is_an_answer(&error) => return Err(refused(&endpoint, &error)),
                 Ok(Err(error)) if self.was_hung_up_on(&error) => failures.push(hung_up(&endpoint)),
                 Ok(Err(error)) => failures.push(explain(&endpoint, &error)),
                 Err(_) => failures.push(silence(&endpoint, share)),
             }
         }
         Err(summary(&failures, self.endpoints.len()))
+    }
+
+    pub async fn transact(&mut self, txn: Txn) -> Result<TxnResponse> {
+        let ask =
+            async |client: Client| client.kv_client().max_decoding_message_size(LARGEST_ANSWER).txn(txn.clone()).await;
+        self.call(ask).await
     }
 
     /// Asks every member there is at the same time, each on a connection of its own.
@@ -124,11 +159,6 @@ impl Members {
         Ok(timeout(share, ask(client)).await??)
     }
 
-    /// For what nobody has to know the end of.
-    pub fn client(&self) -> Option<Client> {
-        self.connection.as_ref().map(|connection| connection.client.clone())
-    }
-
     /// The stream of a watch, opened if it is not.
     pub async fn stream(&mut self, watch: &Watch) -> Result<&mut Stream> {
         if self.connection.as_ref().is_none_or(|connection| connection.watch.is_none()) {
@@ -150,6 +180,61 @@ impl Members {
         self.connection = None;
     }
 
+    pub async fn grant_lease(&mut self, lease: i64, ttl: Duration) -> Result<Extended> {
+        let granted = self.call(async |mut client| {
+            let from = clock::now();
+            let answer = client.lease_grant(seconds(ttl), Some(LeaseGrantOptions::new().with_id(lease))).await?;
+            Ok(Extended::new(from, answer.ttl(), None))
+        });
+        match granted.await {
+            // An earlier request of ours was not answered, but applied, and who knows when.
+            Err(error) if Refusal::of(&error) == Some(Refusal::LeaseExists) => {
+                self.keep_alive(lease).await?.context("our lease ran out while we asked for it")
+            }
+            granted => granted,
+        }
+    }
+
+    /// A lease whose id the server chooses: for one that is granted anew if the answer is lost.
+    pub async fn grant_any_lease(&mut self, ttl: Duration) -> Result<i64> {
+        self.call(async |mut client| Ok(client.lease_grant(seconds(ttl), None).await?.id())).await
+    }
+
+    /// Extends a lease; `None` if there is no such lease.
+    pub async fn keep_alive(&mut self, lease: i64) -> Result<Option<Extended>> {
+        let extended = self.call(async |mut client| {
+            // This hides its answer from us, so the one that counts is the second.
+            let (mut keeper, mut answers) = match client.lease_keep_alive(lease).await {
+                Err(Error::LeaseKeepAliveError(why)) if why == "lease not found" => return Ok(None),
+                opened => opened?,
+            };
+            let from = clock::now();
+            keeper.keep_alive().await?;
+            match answers.message().await? {
+                Some(answer) if answer.ttl() > 0 => {
+                    let raft_term = answer.header().map_or(0, ResponseHeader::raft_term);
+                    Ok(Some(Extended::new(from, answer.ttl(), Some(raft_term))))
+                }
+                Some(_) => Ok(None),
+                None => Err(Error::LeaseKeepAliveError("the stream ended without an answer".to_owned())),
+            }
+        });
+        extended.await
+    }
+
+    /// Ends a lease, and deletes whatever hangs on it.
+    pub async fn revoke_lease(&mut self, lease: i64) -> Result<()> {
+        match self.call(async |mut client| client.lease_revoke(lease).await.map(drop)).await {
+            Err(error) if Refusal::of(&error) != Some(Refusal::NoSuchLease) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for a lease that nothing hangs on any more: whether it works makes no difference to any lock.
+    pub async fn tidy(&mut self, lease: i64) {
+        let _ = timeout(TIDY, self.beside(async |mut client| client.lease_revoke(lease).await)).await;
+    }
+
     async fn connect(&mut self) -> Result<Connection, Error> {
         let endpoint = self.endpoints[self.next].clone();
         self.next = (self.next + 1) % self.endpoints.len();
@@ -157,20 +242,15 @@ impl Members {
         Ok(Connection { endpoint, client, watch: None })
     }
 
-    /// Not the library's own `connect`, which puts a balancer between us and a member, even a single one.
     async fn open(&self, endpoint: &str) -> Result<Client, Error> {
-        let mut endpoint = Endpoint::from_shared(endpoint.to_owned())?;
-        if let Some(tls) = &self.tls {
-            endpoint = endpoint.tls_config(tls.clone())?;
-        }
-        Client::from_channel(Channel::Tonic(wire::channel(&endpoint)), Some(self.options.clone())).await
+        Client::connect([endpoint], Some(self.options.clone())).await
     }
 
     /// In TLS 1.3 a server looks at our certificate after the handshake is done for us, and the library
     /// keeps the alert to itself: all we see is that a member hangs up before it ever answered.
     fn was_hung_up_on(&self, error: &Error) -> bool {
         let hung_up = |status: &Status| matches!(status.code(), Code::Cancelled | Code::Unknown);
-        self.tls.is_some() && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
+        self.uses_tls && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
     }
 
     /// How long one member may take. A cluster that works at all has a majority alive, so that trying
@@ -186,6 +266,11 @@ impl Members {
     }
 }
 
+/// etcd counts in seconds.
+fn seconds(ttl: Duration) -> i64 {
+    i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
 fn tls_options(address: &Address) -> Result<TlsOptions> {
     // The library would find out only when it connects, and not say what is wrong with which file.
     tls::client_config(address)?;
@@ -198,9 +283,8 @@ fn tls_options(address: &Address) -> Result<TlsOptions> {
         Some(pem) => TlsOptions::new().ca_certificate(Certificate::from_pem(pem)),
         None => TlsOptions::new().with_enabled_roots(),
     };
-    match (read("tls-cert")?, read("tls-key")?) {
-        (Some(cert), Some(key)) => Ok(options.identity(Identity::from_pem(cert, key))),
-        (None, None) => Ok(options),
-        _ => Err(Fault::Config.because("tls-cert and tls-key are given together or not at all")),
-    }
+    Ok(match (read("tls-cert")?, read("tls-key")?) {
+        (Some(cert), Some(key)) => options.identity(Identity::from_pem(cert, key)),
+        _ => options,
+    })
 }

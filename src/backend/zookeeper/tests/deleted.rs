@@ -1,12 +1,12 @@
-//! Places that an operator deletes, and turns that one takes away.
+//! Places that an operator deletes, and turns that an operator takes away.
 
 use super::*;
 
 /// As a careless operator might.
-async fn strike(operator: &mut ZooKeeper, struck: &ZooKeeper) {
+async fn delete_place(operator: &mut ZooKeeper, of: &ZooKeeper) {
     operator.visit().await.unwrap();
-    let path = &struck.place.as_ref().unwrap().path;
-    operator.ensemble.call_one(Request::delete(path, request::ANY_VERSION)).await.unwrap().unwrap();
+    let path = &of.place.as_ref().unwrap().path;
+    operator.ensemble.call_one(Request::delete(path, wire::ANY_VERSION)).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -14,18 +14,18 @@ async fn nobody_starts_while_one_whose_place_was_deleted_may_be_running() {
     let server = Server::shared();
     let [mut holder, mut next, mut later] = [server.client(), server.client(), server.client()];
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let (first, second) = (Ask { mode, ..ask("struck", mode) }, ask("struck", Mode::Exclusive));
+        let (first, second) = (Ask { mode, ..ask("deleted", mode) }, ask("deleted", Mode::Exclusive));
         let lease = granted(holder.try_acquire(&first).await.unwrap());
         busy(next.try_acquire(&second).await.unwrap());
-        strike(&mut later, &holder).await;
+        delete_place(&mut later, &holder).await;
         hinted(&mut next).await;
         assert_eq!(busy(next.try_acquire(&second).await.unwrap()).ahead, Some(0));
-        // The next may give up: those who come then have never seen the one that was struck.
+        // The next may give up: those who come then have never seen the one that was deleted.
         next.withdraw(&second).await.unwrap();
         later.end_visit().await;
-        let hasty = Ask { queue: false, ..ask("struck", Mode::Exclusive) };
+        let hasty = Ask { queue: false, ..ask("deleted", Mode::Exclusive) };
         busy(later.try_acquire(&hasty).await.unwrap());
-        let third = ask("struck", Mode::Exclusive);
+        let third = ask("deleted", Mode::Exclusive);
         assert_eq!(busy(later.try_acquire(&third).await.unwrap()).ahead, Some(0));
         // It notices, ends its command, and says so.
         assert!(matches!(holder.renew(&lease).await.unwrap(), Renewal::Lost(_)));
@@ -36,16 +36,16 @@ async fn nobody_starts_while_one_whose_place_was_deleted_may_be_running() {
         assert_eq!(later.release(&last, &ending(&last)).await.unwrap(), Released::Done);
     }
     next.visit().await.unwrap();
-    assert!(next.children("/dlock-meta/~alive/struck").await.unwrap().is_empty());
+    assert!(next.ensemble.children("/dlock-meta/~alive/deleted").await.unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn those_who_share_a_lock_need_not_wait_for_one_of_them() {
     let server = Server::shared();
     let [mut one, mut other] = [server.client(), server.client()];
-    let readers = || ask("shared-struck", Mode::Shared);
+    let readers = || ask("shared-deleted", Mode::Shared);
     granted(one.try_acquire(&readers()).await.unwrap());
-    strike(&mut other, &one).await;
+    delete_place(&mut other, &one).await;
     other.end_visit().await;
     granted(other.try_acquire(&readers()).await.unwrap());
 }
@@ -58,7 +58,7 @@ async fn a_waiter_whose_place_was_deleted_takes_a_new_one_and_is_in_nobodys_way(
     let lease = granted(holder.try_acquire(&mine).await.unwrap());
     busy(second.try_acquire(&yours).await.unwrap());
     assert_eq!(busy(third.try_acquire(&theirs).await.unwrap()).ahead, Some(2));
-    strike(&mut holder, &second).await;
+    delete_place(&mut holder, &second).await;
     hinted(&mut second).await;
     assert_eq!(busy(second.try_acquire(&yours).await.unwrap()).ahead, Some(2));
     hinted(&mut third).await;

@@ -1,4 +1,4 @@
-//! What it means when members do not do what they are asked, and how to say it.
+//! What it means when a member does not do what it is asked, and how to say it.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,26 +8,42 @@ use tonic::{Code, Status};
 
 use crate::exit::Fault;
 
-/// What the server answered, when that was a no.
-#[derive(Debug)]
-pub struct Said(pub String);
+/// What a member answered, when that was a no. The root cause of the error that tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    NoSuchLease,
+    LeaseExists,
+    Other,
+}
 
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+impl Refusal {
+    pub fn of(error: &anyhow::Error) -> Option<Refusal> {
+        error.downcast_ref::<Refused>().map(|refused| refused.why)
     }
 }
 
-impl std::error::Error for Said {}
-
-/// Whether an error is the server's answer that there is no such lease.
-pub fn no_such_lease(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("requested lease not found"))
+#[derive(Debug)]
+struct Refused {
+    why: Refusal,
+    text: String,
 }
 
-/// Whether an error is the server's answer that there is such a lease already.
-pub fn lease_exists(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Said>().is_some_and(|said| said.0.ends_with("lease already exists"))
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+pub fn refused(endpoint: &str, error: &Error) -> anyhow::Error {
+    let (fault, text) = explain(endpoint, error);
+    let why = match () {
+        () if text.ends_with("requested lease not found") => Refusal::NoSuchLease,
+        () if text.ends_with("lease already exists") => Refusal::LeaseExists,
+        () => Refusal::Other,
+    };
+    anyhow::Error::new(Refused { why, text }).context(fault)
 }
 
 /// Whether the member understood and answered, so that others would say the same.

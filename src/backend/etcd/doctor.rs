@@ -1,46 +1,53 @@
-//! What the doctor wants to know about a cluster: who of it answers, and whether its word can be relied on.
+//! What `dlock doctor` wants to know about a cluster: which members answer, and whether their word can be relied on.
 
 use std::time::Duration;
 
 use anyhow::Result;
-use etcd_client::{AlarmAction, AlarmMember, AlarmType, StatusResponse};
+use etcd_client::{AlarmAction, AlarmMember, AlarmType, Client, StatusResponse};
 
-use super::Etcd;
+use super::client::Members;
 use crate::backend::{Checkup, Finding, Verdict};
 use crate::clock;
 
 /// A member's account of itself, and how long it took to give it.
 type Account = (StatusResponse, Duration);
 
-impl Etcd {
-    /// What cannot be asked is left out: the doctor's own probe says what is wrong with the whole.
-    pub(super) async fn check_up(&mut self) -> Result<Checkup> {
-        let ask = async |mut client: etcd_client::Client| {
-            // The first answer takes a connection as well.
-            client.status().await?;
-            let began = clock::now();
-            client.status().await.map(|status| (status, began.elapsed()))
-        };
-        let members = self.members.ask_each(ask).await;
-        let mut findings: Vec<_> = members
-            .iter()
-            .map(|(endpoint, account)| match account {
-                Ok(account) => version(endpoint, account),
-                Err(error) => absent(error),
-            })
-            .collect();
-        let leader = leader(&members);
-        let led = leader.verdict == Verdict::Fine;
-        findings.push(leader);
-        if !led {
-            return Ok(Checkup { findings, clock_offset_us: None });
-        }
-        let list = self.members.call(async |mut client| client.member_list().await).await;
+/// What cannot be asked is left out: the doctor's own probe says what is wrong with the whole.
+pub async fn examine(cluster: &mut Members) -> Result<Checkup> {
+    let ask = async |mut client: Client| {
+        // The first answer takes a connection as well.
+        client.status().await?;
+        let began = clock::now();
+        client.status().await.map(|status| (status, began.elapsed()))
+    };
+    let members = cluster.ask_each(ask).await;
+    let mut findings: Vec<_> = members
+        .iter()
+        .map(|(endpoint, account)| match account {
+            Ok(account) => version(endpoint, account),
+            Err(error) => absent(error),
+        })
+        .collect();
+    let leader = leader(&members);
+    let led = leader.verdict == Verdict::Fine;
+    findings.push(leader);
+    if led {
+        let list = cluster.call(async |mut client| client.member_list().await).await;
         findings.extend(list.ok().and_then(|list| unnamed_members(members.len(), list.members().len())));
-        let ask = async |mut client: etcd_client::Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
-        findings.extend(self.members.call(ask).await.ok().map(|answer| alarms(answer.alarms())));
-        Ok(Checkup { findings, clock_offset_us: None })
+        let ask = async |mut client: Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
+        findings.extend(cluster.call(ask).await.ok().map(|answer| alarms(answer.alarms())));
+        findings.push(tokens());
     }
+    Ok(Checkup { findings, clock_offset_us: None })
+}
+
+/// Nothing that a running cluster shows tells whether somebody will restore a snapshot.
+fn tokens() -> Finding {
+    Finding::fine(
+        "etcd-tokens",
+        "fencing tokens are etcd's revisions, which only the restore of a snapshot takes back: restore with etcdutl \
+         snapshot restore --bump-revision",
+    )
 }
 
 fn unnamed_members(named: usize, all: usize) -> Option<Finding> {

@@ -1,0 +1,392 @@
+//! The recipe: taking a place in the queue, keeping it until it is our turn, and releasing the lock.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
+
+use super::Etcd;
+use super::errors::Refusal;
+use super::keys::lease_id;
+use super::queue::{Details, Entry, Reads};
+use super::watch::WatchedKey;
+use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, taken_away};
+use crate::clock::{self, Instant};
+use crate::exit::Fault;
+use crate::lock::queue::{free_slot, may_hold, watched};
+use crate::lock::{Contends, LastRun, LockName, Mode, Record, SeenHolders, Term, Token, messages};
+use crate::report::describe;
+
+/// Our place in a queue.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    lease: i64,
+    /// The create revision of our key, which is our place in the order; `None` if it was not made.
+    created: Option<i64>,
+    term: Term,
+}
+
+impl Place {
+    fn next_keep_alive(&self) -> Instant {
+        self.term.from + self.term.ttl / 3
+    }
+}
+
+/// One look at a queue, and at what was read along with it.
+pub(super) struct Look {
+    /// All of it, or only as far as our own place.
+    entries: Vec<Entry>,
+    /// The latest token that was released.
+    released: Option<Token>,
+    last_run: Option<Token>,
+    /// Why an operator wants us to release the lock.
+    mark: Option<String>,
+    /// The value of the `once` key that was asked for.
+    once: Option<String>,
+    revision: i64,
+    raft_term: u64,
+}
+
+impl Look {
+    fn position(&self, key: &str) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.key == key.as_bytes())
+    }
+}
+
+#[derive(PartialEq, Eq)]
+pub(super) enum Entered {
+    Now,
+    Before,
+}
+
+impl Etcd {
+    pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
+        loop {
+            let (look, entered) = match self.look_again(ask).await? {
+                Some(look) => (look, Entered::Before),
+                None => self.enter(ask).await?,
+            };
+            if look.once.is_some() {
+                self.give_up_place(ask).await?;
+                return Ok(Attempt::AlreadyRan);
+            }
+            let place = self.place.context("nobody takes a place without keeping it in mind")?;
+            let me = look.position(&self.own_key(ask));
+            let ahead = &look.entries[..me.unwrap_or(look.entries.len())];
+            let differs = |one: &&Entry| !one.is_foreign() && one.mode().slots() != ask.mode.slots();
+            if let Some(other) = ahead.iter().find(differs) {
+                self.give_up_place(ask).await?;
+                let who = describe(&other.contender().into_holder());
+                return Ok(Attempt::OtherTerms(messages::other_slots(who, other.mode(), ask.mode)));
+            }
+            let is_present = |key: &str| look.position(key).is_some();
+            let vanished = self.seen.may_run_until(clock::now(), is_present, look.released);
+            let Some(me) = me.filter(|_| may_hold(ask.mode, ahead)).map(|at| &look.entries[at]) else {
+                return self.wait(ask, place, &look, ahead).await.map(Attempt::Busy);
+            };
+            if let Some(reason) = look.mark {
+                self.give_up_place(ask).await?;
+                return Err(taken_away(&reason));
+            }
+            self.watch(self.about_us(ask, me), look.revision);
+            if let Some(until) = vanished {
+                // It is our turn, but the holder before us may still run its command.
+                let ask_again = until.min(place.next_keep_alive());
+                return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again }));
+            }
+            self.expect_newest_token(ask, &look, me).await?;
+            let (token, slot) = match ask.mode {
+                Mode::Slots(_) => match self.take_slot(ask, &look, me).await? {
+                    Some((token, slot)) => (token, Some(slot)),
+                    None => continue,
+                },
+                Mode::Exclusive | Mode::Shared => (me.token(), None),
+            };
+            if slot.is_none() && entered == Entered::Before {
+                self.announcement = Some(announcement(me)?);
+            }
+            self.seen = SeenHolders::default();
+            let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
+            return Ok(Attempt::Granted(Lease { name, owner, token, slot, term: place.term, descriptors: Vec::new() }));
+        }
+    }
+
+    /// Takes a place at the end of the queue, or finds the one we have. The answer may lack us: if the
+    /// `once` key is on record, or if we must not wait and would have to.
+    pub(super) async fn enter(&mut self, ask: &Ask) -> Result<(Look, Entered)> {
+        let lease = lease_id(&ask.name, ask.who.owner.as_str());
+        let extended = self.members.grant_lease(lease, ask.ttl).await?;
+        let key = self.own_key(ask);
+        let record = Record::waiting(&ask.who, ask.mode, ask.ttl).to_json();
+        let mut seen = 0;
+        let (look, entered) = loop {
+            let mut unless = vec![Compare::create_revision(key.as_str(), CompareOp::Equal, 0)];
+            unless.extend(self.once_key(ask).map(|once| Compare::create_revision(once, CompareOp::Equal, 0)));
+            if !ask.queue {
+                unless.push(self.nobody_came(&ask.name, seen));
+            }
+            let put = TxnOp::put(key.as_str(), record.as_str(), Some(PutOptions::new().with_lease(lease)));
+            let reads = self.reads(ask, None);
+            let then: Vec<_> = std::iter::once(put).chain(reads.clone()).collect();
+            let answer = self.members.transact(Txn::new().when(unless).and_then(then).or_else(reads)).await?;
+            let look = read_look(Reads::of(&answer)?, ask)?;
+            if answer.succeeded() {
+                break (look, Entered::Now);
+            }
+            if look.position(&key).is_some() || look.once.is_some() || !may_hold(ask.mode, &look.entries) {
+                break (look, Entered::Before);
+            }
+            seen = look.revision;
+        };
+        let created = look.position(&key).map(|me| look.entries[me].created);
+        self.place = Some(Place { lease, created, term: extended.confirmed_in(look.raft_term)? });
+        Ok((look, entered))
+    }
+
+    /// Keeps the place we have and looks at the queue as far as it matters; `None` if we have no place, or have it no
+    /// more.
+    async fn look_again(&mut self, ask: &Ask) -> Result<Option<Look>> {
+        let lease = lease_id(&ask.name, ask.who.owner.as_str());
+        let Some(mut place) = self.place.take().filter(|place| place.lease == lease) else { return Ok(None) };
+        let mut extended = None;
+        if place.next_keep_alive().has_passed() {
+            extended = self.members.keep_alive(lease).await?;
+            if extended.is_none() {
+                return Ok(None);
+            }
+        }
+        // Slots may have been taken behind us.
+        let as_far_as_us = place.created.filter(|_| !matches!(ask.mode, Mode::Slots(_)));
+        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, as_far_as_us))).await?;
+        let look = read_look(Reads::of(&answer)?, ask)?;
+        if look.position(&self.own_key(ask)).is_none() {
+            return Ok(None);
+        }
+        if let Some(extended) = extended {
+            place.term = extended.confirmed_in(look.raft_term)?;
+        }
+        self.place = Some(place);
+        Ok(Some(look))
+    }
+
+    /// Who is in the way, and until when to wait for a sign of their end.
+    async fn wait(&mut self, ask: &Ask, place: Place, look: &Look, ahead: &[Entry]) -> Result<Busy> {
+        let mut ask_again = place.next_keep_alive();
+        if ask.queue {
+            let watched = watched(ask.mode, ahead);
+            let keys = watched.iter().map(|watched| WatchedKey::of(watched, self.keys.queue(&ask.name)));
+            self.watch(keys.collect(), look.revision);
+            if let Some(look_again) = self.see_holder(ask.mode, ahead).await {
+                ask_again = ask_again.min(look_again);
+            }
+        } else {
+            self.give_up_place(ask).await?;
+        }
+        let holder = ahead.first().map(|holder| holder.contender().into_holder());
+        Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
+    }
+
+    fn watch(&mut self, keys: Vec<WatchedKey>, seen: i64) {
+        if !self.watch.watches(&keys) {
+            self.members.end_watch();
+        }
+        self.watch.set(keys, seen);
+    }
+
+    /// Remembers an exclusive holder, should it vanish. Whoever is next asks how long its lease lasts, so that it need
+    /// not wait for one that ended by itself, and has to look again in time to see the last renewal.
+    async fn see_holder(&mut self, mode: Mode, ahead: &[Entry]) -> Option<Instant> {
+        let (holder, others) = ahead.split_first()?;
+        if holder.mode() != Mode::Exclusive || holder.is_left_behind() {
+            return None;
+        }
+        let ttl = holder.ttl()?;
+        let from = clock::now();
+        let is_next = may_hold(mode, others);
+        let mut lasts_until = None;
+        if is_next {
+            let rest = self.members.call(async |mut client| client.lease_time_to_live(holder.lease, None).await).await;
+            let rest = rest.ok().map(|rest| Duration::from_secs(u64::try_from(rest.ttl()).unwrap_or(0)));
+            lasts_until = Some(from + rest.unwrap_or(ttl));
+        }
+        self.seen.see(&String::from_utf8_lossy(&holder.key), holder.token(), ttl, lasts_until);
+        is_next.then(|| from + ttl.max(Duration::from_secs(1)) / 3)
+    }
+
+    /// Refuses to go on where etcd's revisions went back. With shares and slots a holder may end before another one asks
+    /// for its token, so that only etcd's own revision tells.
+    async fn expect_newest_token(&mut self, ask: &Ask, look: &Look, me: &Entry) -> Result<()> {
+        let newest = match ask.mode {
+            Mode::Exclusive => me.token(),
+            Mode::Shared | Mode::Slots(_) => Token(look.revision.unsigned_abs() + 1),
+        };
+        let Some(recorded) = messages::newer_on_record(newest, look.released.into_iter().chain(look.last_run)) else {
+            return Ok(());
+        };
+        self.give_up_place(ask).await?;
+        let (runs, released) = (self.keys.last_run(&ask.name), self.keys.released(&ask.name));
+        let cause = "etcd's revisions went back, as by a restored snapshot or on another cluster";
+        let advice = format!(
+            "Restore with etcdutl snapshot restore --bump-revision, or, if nothing compares with the old tokens any \
+             more, type: etcdctl del {runs} && etcdctl del {released}"
+        );
+        Err(Fault::StaleToken.because(messages::counter_went_back(newest, recorded, cause, advice)))
+    }
+
+    /// Takes a slot that nobody has, if we have none yet. `None` if our place was lost on the way, or
+    /// somebody else may have taken the slot.
+    async fn take_slot(&mut self, ask: &Ask, look: &Look, me: &Entry) -> Result<Option<(Token, u32)>> {
+        if let Some(slot) = me.slot() {
+            return Ok(Some((me.token(), slot)));
+        }
+        let slot = free_slot(look.entries.iter().filter_map(Entry::slot));
+        let is_there = Compare::create_revision(me.key.as_slice(), CompareOp::Equal, me.created);
+        let taking = Txn::new().when([is_there, self.nobody_came(&ask.name, look.revision)]);
+        match self.members.transact(taking.and_then([say_held(me, Some(slot))?])).await {
+            Ok(answer) if answer.succeeded() => {
+                let revision = answer.header().context("etcd answered without a header")?.revision();
+                Ok(Some((Token(revision.unsigned_abs()), slot)))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if Refusal::of(&error) == Some(Refusal::NoSuchLease) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn give_up_place(&mut self, ask: &Ask) -> Result<()> {
+        (self.place, self.seen) = (None, SeenHolders::default());
+        self.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await
+    }
+
+    pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let id = lease_id(&lease.name, lease.owner.as_str());
+        let key = self.keys.contender(&lease.name, id);
+        let mut then = self.put_record(&lease.name, ending.last_run.as_ref());
+        then.push(self.put_released(&lease.name, lease.token));
+        then.push(match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
+            None => TxnOp::delete(key.as_str(), None),
+            Some(rest) => {
+                let answer = self.members.transact(Txn::new().and_then([TxnOp::get(key.as_str(), None)])).await?;
+                let Some(own) = Reads::of(&answer)?.entries()?.pop() else { return Ok(Released::NotOurs) };
+                let Some(record) = own.record else { bail!(messages::overwritten(&key)) };
+                self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
+            }
+        });
+        let traces = [
+            TxnOp::get(key.as_str(), None),
+            TxnOp::get(self.keys.last_run(&lease.name), None),
+            TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None),
+        ];
+        let release = Txn::new().when([still_ours(&key, lease)]).and_then(then).or_else(traces);
+        let answer = self.members.transact(release).await?;
+        if !answer.succeeded() {
+            let mut reads = Reads::of(&answer)?;
+            let (own, last_run, mark) = (reads.entries()?.pop(), reads.value()?, reads.value()?);
+            // An earlier try may have been applied without an answer: it left our key behind, or our record.
+            let left_behind = own.as_ref().is_some_and(|own| own.is_left_behind() && own.token() == lease.token);
+            let recorded = last_run.is_some() && last_run == ending.last_run.as_ref().map(LastRun::to_json);
+            if !left_behind && !recorded {
+                return Ok(mark.filter(|_| own.is_none()).map_or(Released::NotOurs, Released::Taken));
+            }
+        }
+        self.members.tidy(id).await;
+        Ok(Released::Done)
+    }
+
+    /// Hangs a key on a lease that nobody renews: our own cannot be made longer than it is. The key keeps its place in
+    /// the queue, so that other programs wait for its end as well.
+    pub(super) async fn put_on_new_lease(
+        &mut self,
+        key: &str,
+        record: &Record<Details>,
+        ttl: Duration,
+    ) -> Result<TxnOp> {
+        let lease = PutOptions::new().with_lease(self.members.grant_any_lease(ttl).await?);
+        Ok(TxnOp::put(key, record.to_json(), Some(lease)))
+    }
+
+    /// Tells the next holder that it need not wait out the one before.
+    pub(super) fn put_released(&self, name: &LockName, token: Token) -> TxnOp {
+        TxnOp::put(self.keys.released(name), token.to_string(), None)
+    }
+
+    pub(super) fn put_record(&self, name: &LockName, last_run: Option<&LastRun>) -> Vec<TxnOp> {
+        let Some(last_run) = last_run else { return Vec::new() };
+        let once = last_run.once.as_deref().filter(|_| last_run.succeeded());
+        let once = once.map(|once| TxnOp::put(self.keys.once(name, once), last_run.fencing_token.to_string(), None));
+        let run = TxnOp::put(self.keys.last_run(name), last_run.to_json(), None);
+        std::iter::once(run).chain(once).collect()
+    }
+
+    /// What a [`Look`] is read from: the queue, or only what is not behind `place`, and what is beside it.
+    fn reads(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
+        let mut queue = in_order();
+        if let Some(created) = place {
+            queue = queue.with_max_create_revision(created);
+        }
+        let single = [
+            self.keys.released(&ask.name).into_bytes(),
+            self.keys.last_run(&ask.name).into_bytes(),
+            self.keys.mark(&ask.name, self.own_key(ask).as_bytes()),
+        ];
+        let single = single.into_iter().chain(self.once_key(ask).map(String::into_bytes));
+        let queue = TxnOp::get(self.keys.queue(&ask.name), Some(queue));
+        std::iter::once(queue).chain(single.map(|key| TxnOp::get(key, None))).collect()
+    }
+
+    fn once_key(&self, ask: &Ask) -> Option<String> {
+        ask.once.as_deref().map(|key| self.keys.once(&ask.name, key))
+    }
+
+    fn own_key(&self, ask: &Ask) -> String {
+        self.keys.contender(&ask.name, lease_id(&ask.name, ask.who.owner.as_str()))
+    }
+
+    /// Nobody came, to hold the lock or to wait for it, since this revision.
+    fn nobody_came(&self, name: &LockName, since: i64) -> Compare {
+        Compare::mod_revision(self.keys.queue(name), CompareOp::Less, since + 1).with_prefix()
+    }
+
+    /// What may happen to whoever is first in the queue.
+    fn about_us(&self, ask: &Ask, me: &Entry) -> Vec<WatchedKey> {
+        let mark = self.keys.mark(&ask.name, &me.key);
+        vec![WatchedKey::EndOf(me.key.clone()), WatchedKey::AnyChangeOf(mark)]
+    }
+}
+
+fn read_look(mut reads: Reads, ask: &Ask) -> Result<Look> {
+    Ok(Look {
+        entries: reads.entries()?,
+        released: reads.value()?.and_then(|token| token.parse().ok()).map(Token),
+        last_run: reads.value()?.and_then(|run| LastRun::from_json(&run)).map(|run| run.fencing_token),
+        mark: reads.value()?,
+        once: if ask.once.is_some() { reads.value()? } else { None },
+        revision: reads.revision,
+        raft_term: reads.raft_term,
+    })
+}
+
+pub(super) fn in_order() -> GetOptions {
+    GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend)
+}
+
+/// Says in our key since when we hold the lock, for `status` to tell. It may arrive late, when the key has been left
+/// behind on another lease: it stays there.
+fn announcement(me: &Entry) -> Result<Txn> {
+    let untouched = Compare::mod_revision(me.key.as_slice(), CompareOp::Equal, me.modified);
+    Ok(Txn::new().when([untouched]).and_then([say_held(me, None)?]))
+}
+
+fn say_held(me: &Entry, slot: Option<u32>) -> Result<TxnOp> {
+    let record = me.record.clone().context("our key holds something that is not ours")?.holding(slot);
+    Ok(TxnOp::put(me.key.as_slice(), record.to_json(), Some(PutOptions::new().with_lease(me.lease))))
+}
+
+/// What is true of a lease's key as long as the lock is ours.
+fn still_ours(key: &str, lease: &Lease) -> Compare {
+    let token = i64::try_from(lease.token.0).unwrap_or(i64::MAX);
+    match lease.slot {
+        Some(_) => Compare::mod_revision(key, CompareOp::Equal, token),
+        None => Compare::create_revision(key, CompareOp::Equal, token),
+    }
+}

@@ -1,0 +1,350 @@
+//! ZooKeeper's wire format ("jute"), as far as a lock needs it: requests as bytes, answers from bytes.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::exit::Fault;
+
+/// Who may touch what we create.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acl {
+    Anyone,
+    /// Whoever authenticates as we did.
+    Creator,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Persistent,
+    Ephemeral,
+    EphemeralSequential,
+    /// Removed by the server some time after its last child.
+    Container,
+    /// Removed by the server some time after this long, if it was told to have such nodes.
+    Expiring(Duration),
+}
+
+/// A request but for its number.
+pub struct Request {
+    op: i32,
+    body: Vec<u8>,
+}
+
+const AUTH: i32 = 100;
+/// Answers come in order; only authentication has to have this number.
+const AUTH_XID: i32 = -4;
+const NO_MORE: i32 = -1;
+
+impl Request {
+    pub fn create(path: &str, data: &[u8], acl: Acl, kind: Kind) -> Request {
+        const ALL_PERMISSIONS: i32 = 31;
+        let (op, flags) = match kind {
+            Kind::Persistent => (15, 0),
+            Kind::Ephemeral => (15, 1),
+            Kind::EphemeralSequential => (15, 3),
+            Kind::Container => (19, 4),
+            Kind::Expiring(_) => (21, 5),
+        };
+        let (scheme, id) = match acl {
+            Acl::Anyone => ("world", "anyone"),
+            Acl::Creator => ("auth", ""),
+        };
+        let node = Request::new(op).buffer(path).buffer(data);
+        let create = node.i32(1).i32(ALL_PERMISSIONS).buffer(scheme).buffer(id).i32(flags);
+        match kind {
+            Kind::Expiring(after) => create.i64(i64::try_from(after.as_millis()).unwrap_or(i64::MAX)),
+            _ => create,
+        }
+    }
+
+    pub fn delete(path: &str, version: i32) -> Request {
+        Request::new(2).buffer(path).i32(version)
+    }
+
+    /// That the node is there; as part of a [`multi`](Self::multi) only.
+    pub fn check(path: &str) -> Request {
+        Request::new(13).buffer(path).i32(ANY_VERSION)
+    }
+
+    pub fn exists(path: &str) -> Request {
+        Request::new(3).buffer(path).bool(false)
+    }
+
+    pub fn get_data(path: &str) -> Request {
+        Request::new(4).buffer(path).bool(false)
+    }
+
+    pub fn get_children(path: &str) -> Request {
+        Request::new(8).buffer(path).bool(false)
+    }
+
+    /// The same request, which reads something, with a watch.
+    pub fn watched(mut self) -> Request {
+        self.body.pop();
+        self.bool(true)
+    }
+
+    pub fn set_data(path: &str, data: &[u8], version: i32) -> Request {
+        Request::new(5).buffer(path).buffer(data).i32(version)
+    }
+
+    /// All of them or none, in one transaction of the ensemble.
+    pub fn multi(parts: &[Request]) -> Request {
+        let mut all = Request::new(14);
+        for part in parts {
+            all = all.i32(part.op).bool(false).i32(-1);
+            all.body.extend_from_slice(&part.body);
+        }
+        all.i32(NO_MORE).bool(true).i32(-1)
+    }
+
+    pub fn digest_auth(username: &str, password: &str) -> Request {
+        Request::new(AUTH).i32(0).buffer("digest").buffer(format!("{username}:{password}"))
+    }
+
+    pub fn close_session() -> Request {
+        Request::new(-11)
+    }
+
+    pub fn write_to(&self, out: &mut Vec<u8>, xid: i32) {
+        let xid = if self.op == AUTH { AUTH_XID } else { xid };
+        let head = Request::new(self.op).i32(self.body.len() as i32 + 8).i32(xid).i32(self.op);
+        out.extend_from_slice(&head.body);
+        out.extend_from_slice(&self.body);
+    }
+
+    fn new(op: i32) -> Request {
+        Request { op, body: Vec::new() }
+    }
+
+    fn i32(mut self, value: i32) -> Request {
+        self.body.extend_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    fn i64(mut self, value: i64) -> Request {
+        self.body.extend_from_slice(&value.to_be_bytes());
+        self
+    }
+
+    fn bool(mut self, value: bool) -> Request {
+        self.body.push(u8::from(value));
+        self
+    }
+
+    fn buffer(self, bytes: impl AsRef<[u8]>) -> Request {
+        let mut request = self.i32(bytes.as_ref().len() as i32);
+        request.body.extend_from_slice(bytes.as_ref());
+        request
+    }
+}
+
+pub const ANY_VERSION: i32 = -1;
+
+/// Opens a session, or takes one over to this connection. A server without a quorum is of no use to us, not even for
+/// reading, which the last byte would allow.
+pub fn connect_request(session: i64, password: &[u8], ttl: Duration, seen: i64) -> Vec<u8> {
+    let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
+    let body = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false).body;
+    Request::new(0).buffer(body).body
+}
+
+/// What a server answers instead of a result. Only those with a name mean something to a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    NoNode,
+    NoAuth,
+    BadVersion,
+    NodeExists,
+    SessionExpired,
+    AuthFailed,
+    SessionMoved,
+    Unimplemented,
+    Other(i32),
+}
+
+impl Refusal {
+    fn from_code(code: i32) -> Option<Refusal> {
+        Some(match code {
+            0 => return None,
+            -6 => Refusal::Unimplemented,
+            -101 => Refusal::NoNode,
+            -102 => Refusal::NoAuth,
+            -103 => Refusal::BadVersion,
+            -110 => Refusal::NodeExists,
+            -112 => Refusal::SessionExpired,
+            // -124: the server demands a kind of authentication that we did not offer.
+            -115 | -124 => Refusal::AuthFailed,
+            -118 => Refusal::SessionMoved,
+            other => Refusal::Other(other),
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::NoNode => "the node does not exist",
+            Refusal::NoAuth => "the node's ACL denies us access",
+            Refusal::BadVersion => "the node was changed meanwhile",
+            Refusal::NodeExists => "the node exists already",
+            Refusal::SessionExpired => "the session has expired",
+            Refusal::AuthFailed => "authentication failed",
+            Refusal::SessionMoved => "the session has moved to another server",
+            Refusal::Unimplemented => "the server does not implement this",
+            Refusal::Other(code) => return write!(f, "ZooKeeper error {code}"),
+        })
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A refusal that is no part of the recipe, as an error.
+pub fn refusal(why: Refusal, what: impl fmt::Display) -> anyhow::Error {
+    let error = anyhow::Error::new(why).context(what.to_string());
+    match why {
+        Refusal::NoAuth | Refusal::AuthFailed => error.context(Fault::Refused),
+        _ => error,
+    }
+}
+
+pub type Answer = Result<Vec<u8>, Refusal>;
+
+const NOTIFICATION_XID: i32 = -1;
+const ERROR: i32 = -1;
+const ROLLED_BACK: i32 = -2;
+
+pub struct Connected {
+    /// Zero if the session asked for is no more.
+    pub session: i64,
+    pub password: Vec<u8>,
+    pub ttl: Duration,
+}
+
+impl Connected {
+    pub fn read(frame: &[u8]) -> Result<Connected> {
+        let mut read = Reader(frame);
+        let _protocol = read.i32()?;
+        let ttl = Duration::from_millis(u64::try_from(read.i32()?).unwrap_or(0));
+        Ok(Connected { session: read.i64()?, password: read.buffer()?.to_vec(), ttl })
+    }
+}
+
+/// One frame from the server, after the session is set up.
+pub enum Frame {
+    Notification,
+    Reply { zxid: i64, answer: Answer },
+}
+
+impl Frame {
+    pub fn read(frame: &[u8]) -> Result<Frame> {
+        let mut read = Reader(frame);
+        let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
+        Ok(match (xid, Refusal::from_code(code)) {
+            (NOTIFICATION_XID, _) => Frame::Notification,
+            (_, Some(refusal)) => Frame::Reply { zxid, answer: Err(refusal) },
+            (_, None) => Frame::Reply { zxid, answer: Ok(read.0.to_vec()) },
+        })
+    }
+}
+
+/// Which part of a transaction was refused, and how; `None` if all was done.
+pub fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>> {
+    let mut read = Reader(answer);
+    for part in 0.. {
+        let (op, done, code) = (read.i32()?, read.bool()?, read.i32()?);
+        // The parts of a refused multi are all errors, so whatever else comes first means success.
+        if done || op != ERROR {
+            break;
+        }
+        let _code_again = read.i32()?;
+        if let Some(refusal) = Refusal::from_code(code).filter(|_| code != ROLLED_BACK) {
+            return Ok(Some((part, refusal)));
+        }
+    }
+    Ok(None)
+}
+
+/// What of a node's stat matters to a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub czxid: i64,
+    /// When it was created by the server's clock, in milliseconds since the epoch.
+    pub ctime: i64,
+    /// The same of the last change of its data.
+    pub mtime: i64,
+    pub version: i32,
+    pub ephemeral_owner: i64,
+}
+
+pub fn read_stat(answer: &[u8]) -> Result<Stat> {
+    Reader(answer).stat()
+}
+
+pub fn read_created(answer: &[u8]) -> Result<(String, Stat)> {
+    let mut read = Reader(answer);
+    Ok((read.string()?, read.stat()?))
+}
+
+/// The path of the node that the first part of a multi has created, if all of it was done.
+pub fn read_first_created(answer: &[u8]) -> Result<String> {
+    let mut read = Reader(answer);
+    let (_op, _done, _code) = (read.i32()?, read.bool()?, read.i32()?);
+    read.string()
+}
+
+pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
+    let mut read = Reader(answer);
+    Ok((read.buffer()?.to_vec(), read.stat()?))
+}
+
+pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
+    let mut read = Reader(answer);
+    (0..read.i32()?).map(|_| read.string()).collect()
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(count).context("a reply of the server ends early")?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    fn i32(&mut self) -> Result<i32> {
+        Ok(i32::from_be_bytes(self.take(4)?.try_into()?))
+    }
+
+    fn i64(&mut self) -> Result<i64> {
+        Ok(i64::from_be_bytes(self.take(8)?.try_into()?))
+    }
+
+    fn bool(&mut self) -> Result<bool> {
+        Ok(self.take(1)?[0] != 0)
+    }
+
+    /// A length of -1 stands for null, which to us is as good as empty.
+    fn buffer(&mut self) -> Result<&'a [u8]> {
+        let length = self.i32()?;
+        ensure!(length >= -1, "a reply of the server has a negative length");
+        self.take(usize::try_from(length).unwrap_or(0))
+    }
+
+    fn string(&mut self) -> Result<String> {
+        String::from_utf8(self.buffer()?.to_vec()).context("a reply of the server is not UTF-8")
+    }
+
+    fn stat(&mut self) -> Result<Stat> {
+        let czxid = self.i64()?;
+        let _mzxid = self.i64()?;
+        let ctime = self.i64()?;
+        let mtime = self.i64()?;
+        let version = self.i32()?;
+        let _cversion = self.i32()?;
+        let _aversion = self.i32()?;
+        Ok(Stat { czxid, ctime, mtime, version, ephemeral_owner: self.i64()? })
+    }
+}
