@@ -135,7 +135,7 @@ class Postgres(Filling):
         copied = f"generate_series({numbers.start}, {numbers.stop - 1}) n"
         is_source = f"l.name = CASE WHEN n % 10 = 0 THEN '{HELD}' ELSE '{RELEASED}' END"
         columns = "owner, mode, slots, token, slot, since, ttl, expires, server, revoked, kept, who, wake, session"
-        of_locks = "token, crowd, last_owner, last_token, last_run"
+        of_locks = "token, last_owner, last_token, last_run"
         self.backend.sql(
             "SET dlock.inside = 'on';"
             f"INSERT INTO dlock.locks (name, {of_locks}) SELECT 'lock-' || n, {of_locks}"

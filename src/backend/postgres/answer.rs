@@ -1,70 +1,106 @@
-//! What `dlock.acquire` says, and when to ask it again.
+//! What the functions of the schema say, as values: the only place that knows their words.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tokio_postgres::Row;
 
-use super::client::Answer;
 use super::status::Contender;
-use crate::backend::{Ask, Attempt, Busy, Lease};
-use crate::clock;
-use crate::lock::{Mode, Term, Token};
+use crate::backend::{Reheld, Revoked};
+use crate::lock::Token;
 
-/// What a place in the queue is worth unless asked again; protocol.sql has the same number.
-pub const PLACE: Duration = Duration::from_secs(10);
-/// How often the first waiter asks, should notifications not get through. Those behind it ask less often.
-const RECHECK: Duration = Duration::from_millis(500);
-
-pub fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    }
+/// What `dlock.acquire` says, in the order of [`ACQUIRED`].
+pub struct Acquired {
+    pub outcome: Outcome,
+    /// Of the schema.
+    pub version: i32,
 }
 
-/// What was granted by this answer.
-pub fn lease(ask: &Ask, answer: &Answer, token: i64, slot: Option<i32>) -> Lease {
-    Lease {
-        name: ask.name.clone(),
-        owner: ask.who.owner.clone(),
-        token: Token(token.unsigned_abs()),
-        slot: slot.map(i32::unsigned_abs),
-        term: Term { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO },
-        descriptors: Vec::new(),
-    }
+pub enum Outcome {
+    Granted {
+        token: Token,
+        slot: Option<u32>,
+    },
+    Busy(Queued),
+    /// In use by this contender with another number of slots.
+    OtherSlots(Contender),
+    AlreadyRan,
 }
 
-/// What `dlock.acquire` says.
-pub fn outcome(ask: &Ask, answer: &Answer) -> Result<Attempt> {
-    let row = answer.row()?;
-    let holder = row.try_get::<_, Option<&str>>(5)?.map(Contender::parse).transpose()?;
-    Ok(match row.try_get(0)? {
-        "granted" => Attempt::Granted(lease(ask, answer, row.try_get(1)?, row.try_get(2)?)),
-        "busy" => {
-            let ahead = usize::try_from(row.try_get::<_, i64>(3)?)?;
-            let next_end = Duration::try_from_secs_f64(row.try_get(4)?)?;
-            let late = row.try_get::<_, Option<i64>>(9)?.map_or(Duration::ZERO, |_| grace(ask.ttl));
-            Attempt::Busy(Busy {
-                holder: holder.map(|holder| holder.to_holder()),
-                ahead: Some(ahead),
-                ask_again: clock::now() + until_next_question(ask.ttl, ahead, next_end) + late,
-            })
-        }
-        "other terms" => Attempt::OtherTerms(holder.context("nobody has other terms")?.terms()),
-        "already ran" => Attempt::AlreadyRan,
+pub struct Queued {
+    pub holder: Option<Contender>,
+    /// Waiters before us.
+    pub ahead: usize,
+    /// Until the first lease before us ends.
+    pub next_end: Duration,
+    /// Whose wake-up lock to wait for, if there is one and we may.
+    pub behind: Option<i64>,
+    /// So many waiters may stay connected.
+    pub room: usize,
+}
+
+pub const ACQUIRED: &str =
+    "outcome, token, slot, holder::text, ahead, extract(epoch FROM next_end)::float8, behind, room, version";
+
+pub fn acquired(row: &Row) -> Result<Acquired> {
+    let holder = row.try_get::<_, Option<&str>>(3)?.map(Contender::parse).transpose()?;
+    let outcome = match row.try_get(0)? {
+        "granted" => Outcome::Granted {
+            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
+            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
+        },
+        "busy" => Outcome::Busy(Queued {
+            holder,
+            ahead: usize::try_from(row.try_get::<_, i64>(4)?)?,
+            next_end: Duration::try_from_secs_f64(row.try_get::<_, f64>(5)?.max(0.0))?,
+            behind: row.try_get(6)?,
+            room: usize::try_from(row.try_get::<_, i32>(7)?)?,
+        }),
+        "other slots" => Outcome::OtherSlots(holder.context("nobody uses other slots")?),
+        "already ran" => Outcome::AlreadyRan,
         other => bail!("dlock.acquire says {other:?}"),
+    };
+    Ok(Acquired { outcome, version: row.try_get(8)? })
+}
+
+/// What `dlock.renew` says; with the reason.
+pub enum Renewed {
+    Held,
+    Revoked(String),
+    ForceReleased(String),
+    Lost(String),
+}
+
+pub fn renewed(row: &Row) -> Result<Renewed> {
+    let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
+    Ok(match row.try_get(0)? {
+        "held" => Renewed::Held,
+        "revoked" => Renewed::Revoked(reason),
+        "force released" => Renewed::ForceReleased(reason),
+        "lost" => Renewed::Lost(reason),
+        other => bail!("dlock.renew says {other:?}"),
     })
 }
 
-/// How long a server that waits for us may be late to say that nothing has happened.
-pub fn grace(ttl: Duration) -> Duration {
-    RECHECK.min(ttl.min(PLACE) / 6)
+/// What `dlock.rehold` says.
+pub fn reheld(row: &Row) -> Result<Reheld> {
+    let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
+    Ok(match row.try_get(0)? {
+        "done" => Reheld::Done,
+        "not held" => Reheld::NotOurs,
+        "force released" => Reheld::Taken(reason),
+        "revoked" => Reheld::Revoked(reason),
+        "running" => Reheld::Running,
+        other => bail!("dlock.rehold says {other:?}"),
+    })
 }
 
-/// When a waiter asks again unasked: in time to keep its place, when the first lease before it ends,
-/// and now and then in case a notification got lost.
-fn until_next_question(ttl: Duration, ahead: usize, next_end: Duration) -> Duration {
-    let behind = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
-    RECHECK.saturating_mul(behind).min(ttl.min(PLACE) / 3).min(next_end + Duration::from_millis(1))
+/// What `dlock.revoke` says.
+pub fn revoked(row: &Row) -> Result<Revoked> {
+    Ok(match row.try_get(0)? {
+        "marked" => Revoked::Marked,
+        "freed" => Revoked::Freed,
+        "not held" => Revoked::NotHeld,
+        other => bail!("dlock.revoke says {other:?}"),
+    })
 }

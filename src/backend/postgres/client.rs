@@ -6,18 +6,16 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tokio_postgres::Row;
 
-use super::explain::{explain, is_crowded, is_missing, is_worth_repeating};
+use super::errors::{explain, has_no_connection_left, is_missing, is_worth_repeating};
 use super::schema;
-use super::session::{Parameters, Session, Stopper};
+use super::session::{Parameters, Session};
 use super::settings::Settings;
 use crate::backend::{Address, Patience};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 
 /// How long to step back when the server has no connection left.
-const CROWDED: Duration = Duration::from_millis(100);
-/// How long to try to end a query that was left alone.
-const STOP: Duration = Duration::from_millis(200);
+const STEP_BACK: Duration = Duration::from_millis(100);
 
 pub struct Client {
     settings: Settings,
@@ -27,8 +25,6 @@ pub struct Client {
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
     /// half-way takes the connection with it.
     session: Option<Session>,
-    /// Ends the query that was waiting on a connection that was dropped, and with it what that session has.
-    left_alone: Option<Stopper>,
 }
 
 /// Rows, and an instant at which the request had not been written yet.
@@ -42,7 +38,7 @@ impl Client {
         let settings = Settings::of(address)?;
         let random = getrandom::u64().context("the kernel gave no random bytes")?;
         let channel = format!("{}_{random:016x}", settings.schema);
-        Ok(Client { settings, patience, channel, session: None, left_alone: None })
+        Ok(Client { settings, patience, channel, session: None })
     }
 
     /// How long a request may take.
@@ -55,8 +51,7 @@ impl Client {
         self.settings.listen.then(|| self.channel.clone())
     }
 
-    /// The server's process that is ours as long as we are connected; none, if it may be a pooler's. Another number
-    /// than the server's own is a pooler's too, and the server sees that for itself.
+    /// The server's process that is ours as long as we are connected; none, if the user says that it is a pooler's.
     pub async fn process(&mut self) -> Result<Option<i32>> {
         if !self.settings.listen {
             return Ok(None);
@@ -65,18 +60,13 @@ impl Client {
         Ok(self.session.insert(session).process())
     }
 
-    /// The same, without asking for it.
-    pub fn known_process(&self) -> Option<i32> {
-        self.session.as_ref().filter(|_| self.settings.listen).and_then(Session::process)
+    /// The same, whatever the user says.
+    pub fn process_as_told(&self) -> Option<i32> {
+        self.session.as_ref().and_then(Session::process)
     }
 
     pub fn is_connected(&self) -> bool {
         self.session.is_some()
-    }
-
-    /// Whether a notification would reach us, or need not.
-    pub fn hears(&self) -> bool {
-        !self.settings.listen || self.session.as_ref().is_none_or(Session::is_listening)
     }
 
     /// Calls what has to be there, and makes it if it is not.
@@ -104,27 +94,20 @@ impl Client {
         self.attempt(self.channel(), sql, with).await
     }
 
-    /// Calls what takes its time, over the connection there is. Whoever does not wait for the end leaves the connection
-    /// behind, and the server is told with the next call.
-    pub async fn call_waiting(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
-        let sql = self.named(sql);
-        let mut session = self.session.take().context("there is no connection to wait on")?;
-        self.left_alone = Some(session.stopper());
-        let from = clock::now();
-        let answer = session.query_deaf(&sql, with).await;
-        self.left_alone = None;
-        if !session.is_closed() {
-            self.session = Some(session);
-        }
-        Ok(Answer { from, rows: answer.map_err(explain)? })
-    }
-
-    /// Makes the schema.
+    /// Makes the schema, or upgrades it.
     async fn install(&mut self) -> Result<()> {
-        let session = self.connected().await?;
-        schema::install(&session, &self.settings.schema).await?;
-        self.session = Some(session);
-        Ok(())
+        loop {
+            let session = self.connected().await?;
+            match schema::install(&session, &self.settings.schema).await {
+                // Calls of an older version were in the way.
+                Err(error) if error.downcast_ref().is_some_and(is_worth_repeating) => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    self.session = Some(session);
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Returns when there is something new; never, without a connection.
@@ -133,26 +116,6 @@ impl Client {
             Some(session) => session.news().await,
             None => std::future::pending().await,
         }
-    }
-
-    /// Whether two connections of ours are one to the server, as behind a transaction pooler.
-    pub async fn is_pooled(&mut self) -> Result<bool> {
-        const SQL: &str = "SELECT pg_backend_pid()::text || ' ' || backend_start FROM pg_stat_activity
-            WHERE pid = pg_backend_pid()";
-        let mine = self.connected().await?;
-        let other = Session::open(&self.settings.servers).await?;
-        let seen = async |session: &Session| -> Result<Option<String>> {
-            let rows = session.query(SQL, &[]).await?;
-            Ok(rows.first().map(|row| row.try_get(0)).transpose()?)
-        };
-        let (one, two) = (seen(&mine).await?, seen(&other).await?);
-        self.session = Some(mine);
-        Ok(one.is_some() && one == two)
-    }
-
-    /// What the latest notification of a grant says: token, name, owner.
-    pub fn grant(&self) -> Option<String> {
-        self.session.as_ref().and_then(Session::grant)
     }
 
     pub fn disconnect(&mut self) {
@@ -166,11 +129,7 @@ impl Client {
 
     async fn attempt(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
         let sql = self.named(sql);
-        let answer = self.ask(listen.as_deref(), &sql, with).await;
-        if let Some(stopper) = self.left_alone.take() {
-            let _ = tokio::time::timeout(STOP, stopper.stop()).await;
-        }
-        match answer {
+        match self.ask(listen.as_deref(), &sql, with).await {
             Err(error) if is_missing(&error) => Ok(None),
             answer => answer.map(Some),
         }
@@ -207,7 +166,9 @@ impl Client {
         let patient_until = clock::now() + self.patience.connect / 2;
         loop {
             match Session::open(&self.settings.servers).await {
-                Err(error) if is_crowded(&error) && !patient_until.has_passed() => tokio::time::sleep(CROWDED).await,
+                Err(error) if has_no_connection_left(&error) && !patient_until.has_passed() => {
+                    tokio::time::sleep(STEP_BACK).await;
+                }
                 opened => return opened,
             }
         }

@@ -1,32 +1,35 @@
-//! The schema `dlock`: made by whoever comes first and may, or by an administrator.
+//! The schema `dlock`: made, or upgraded from version 3, by whoever comes first and may, or by an administrator.
 
 use anyhow::{Context, Result};
 use tokio_postgres::error::SqlState;
 
-use super::explain::explain;
+use super::errors::explain;
 use super::session::Session;
 use crate::exit::Fault;
 
 /// What dlock.version() says.
-const VERSION: i32 = 3;
+const VERSION: i32 = 4;
+/// What upgrade.sql can begin with.
+const UPGRADABLE: i32 = 3;
+const UPGRADE: &str = include_str!("upgrade.sql");
 const TABLES: &str = include_str!("tables.sql");
-const PROTOCOL: &str = include_str!("protocol.sql");
+const FUNCTIONS: &str = include_str!("functions.sql");
 
 /// What the server says of something by the name of what is to be made.
 const IN_THE_WAY: [SqlState; 3] = [SqlState::DUPLICATE_TABLE, SqlState::DUPLICATE_FUNCTION, SqlState::DUPLICATE_OBJECT];
 
 /// Everything but `CREATE SCHEMA`, for a schema of any name.
 fn definitions(schema: &str) -> String {
-    format!("{TABLES}\n{PROTOCOL}").replace("dlock.", &format!("{schema}."))
+    format!("{UPGRADE}\n{TABLES}\n{FUNCTIONS}").replace("dlock.", &format!("{schema}."))
 }
 
 /// The same as an administrator would run it, with psql.
 pub fn script(schema: &str) -> String {
     format!(
-        "-- Then, for each role that is to take part:\n\
+        "-- Makes the schema, or upgrades it from version {UPGRADABLE}. For each role that is to take part:\n\
          --   GRANT USAGE ON SCHEMA {schema} TO role;\n\
          --   GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO role;\n\
-         BEGIN;\nCREATE SCHEMA {schema};\n\n{}COMMIT;\n",
+         BEGIN;\nCREATE SCHEMA IF NOT EXISTS {schema};\n\n{}COMMIT;\n",
         definitions(schema)
     )
 }
@@ -34,37 +37,39 @@ pub fn script(schema: &str) -> String {
 /// Makes what is missing. Two that come first at the same time wait for each other.
 pub async fn install(session: &Session, schema: &str) -> Result<()> {
     let client = session.client();
-    // The key is the word "dlock" in ASCII.
+    // The key is the word "dlock" in ASCII. Calls of an older version that wait for each other end in this time.
     client
-        .batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(431131223915)")
+        .batch_execute(
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s';
+             SELECT pg_advisory_xact_lock(431131223915)",
+        )
         .await
         .map_err(explain)?;
     let found =
         format!("SELECT to_regnamespace('{schema}') IS NOT NULL, to_regprocedure('{schema}.version()') IS NOT NULL");
     let found = session.query(&found, &[]).await.map_err(explain)?;
     let found = found.first().context("no answer about the schema")?;
-    let (has_schema, has_functions): (bool, bool) = (found.try_get(0)?, found.try_get(1)?);
-    if has_functions {
-        check_version(session, schema).await?;
-    } else {
-        let create = if has_schema { String::new() } else { format!("CREATE SCHEMA {schema};") };
-        let made = client.batch_execute(&(create + &definitions(schema))).await;
-        match made {
+    let version = if found.try_get(1)? { Some(installed_version(session, schema).await?) } else { None };
+    if version.is_none_or(|version| version == UPGRADABLE) {
+        let create = if found.try_get(0)? { String::new() } else { format!("CREATE SCHEMA {schema};") };
+        match client.batch_execute(&(create + &definitions(schema))).await {
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                return Err(anyhow::Error::new(error).context(advice(session, schema).await).context(Fault::Refused));
+                return Err(not_allowed(session, schema, version, error).await);
             }
             Err(error) if error.code().is_some_and(|code| IN_THE_WAY.contains(code)) => {
                 return Err(anyhow::Error::new(error).context(half_there(schema)).context(Fault::Config));
             }
             made => made.map_err(explain)?,
         }
+    } else if let Some(version) = version {
+        check(version, schema)?;
     }
     client.batch_execute("COMMIT").await.map_err(explain)
 }
 
-async fn check_version(session: &Session, schema: &str) -> Result<()> {
+async fn installed_version(session: &Session, schema: &str) -> Result<i32> {
     let version = session.query(&format!("SELECT {schema}.version()"), &[]).await.map_err(explain)?;
-    check(version.first().context("no answer about the version")?.try_get(0)?, schema)
+    Ok(version.first().context("no answer about the version")?.try_get(0)?)
 }
 
 /// Whether a schema of this version is one that we can talk to.
@@ -85,7 +90,12 @@ pub fn half_there(schema: &str) -> String {
     )
 }
 
-async fn advice(session: &Session, schema: &str) -> String {
+async fn not_allowed(
+    session: &Session,
+    schema: &str,
+    version: Option<i32>,
+    error: tokio_postgres::Error,
+) -> anyhow::Error {
     // The transaction has failed; a new one may still ask who we are.
     let asked = session.client().batch_execute("ROLLBACK").await.is_ok();
     let role = match session.query("SELECT quote_ident(current_user)", &[]).await {
@@ -93,9 +103,23 @@ async fn advice(session: &Session, schema: &str) -> String {
         _ => None,
     };
     let role = role.unwrap_or_else(|| "ROLE".to_owned());
-    format!(
-        "role {role} may not create the schema {schema}; an administrator can: CREATE SCHEMA {schema} AUTHORIZATION {role}"
-    )
+    let (fault, advice) = match version {
+        None => (
+            Fault::Refused,
+            format!(
+                "role {role} may not create the schema {schema}; an administrator can: CREATE SCHEMA {schema} \
+                 AUTHORIZATION {role}"
+            ),
+        ),
+        Some(version) => (
+            Fault::Config,
+            format!(
+                "the schema {schema} is of version {version}, and role {role} may not upgrade it to version {VERSION}; \
+                 its owner can, with the SQL that dlock doctor --print-schema prints"
+            ),
+        ),
+    };
+    anyhow::Error::new(error).context(advice).context(fault)
 }
 
 #[cfg(test)]
@@ -109,9 +133,12 @@ mod tests {
 
     #[test]
     fn the_schema_says_everywhere_of_which_version_it_is() {
-        for place in
-            [format!("version {VERSION}: tables"), format!("'SELECT {VERSION}'"), format!("token, {VERSION} --")]
-        {
+        for place in [
+            format!("version {VERSION}: tables"),
+            format!("'SELECT {VERSION}'"),
+            format!("version <> {UPGRADABLE} "),
+            format!("upgrades version {UPGRADABLE} to {VERSION}"),
+        ] {
             assert_eq!(script("dlock").matches(&place).count(), 1, "{place}");
         }
     }

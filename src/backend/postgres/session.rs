@@ -1,27 +1,31 @@
 //! One connection and its notifications.
 
 use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures_util::TryStreamExt;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, CancelToken, Client, Connection, Error, Row, Socket};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Row};
 
-use super::explain::{explain, explain_login, may_want_tls};
-use super::process::process_of;
+use super::errors::{explain, explain_login, may_want_tls, read_only};
 use super::settings::Server;
-use super::tls;
+use super::stream::Stream;
+use super::tls::Connector;
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 
 /// How long a server that can be written to waits for another one to say the same. A standby, or a port where
 /// nobody listens, says otherwise in no time.
 const ANOTHER: Duration = Duration::from_millis(250);
+const MOST_ROWS: usize = 1000;
 
 pub type Parameters<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
@@ -31,7 +35,6 @@ pub struct Session {
     listening: bool,
     /// What the server, or a pooler before it, calls the process that serves us.
     process: Option<i32>,
-    tls: tls::Connector,
     driver: AbortHandle,
 }
 
@@ -40,8 +43,6 @@ pub struct Session {
 struct Heard {
     /// A notification, or the end of the connection.
     news: Notify,
-    /// What a notification said last that said anything: what we were granted.
-    grant: Mutex<Option<String>>,
     /// Commits that did not wait for the standby they should have waited for.
     unconfirmed: AtomicUsize,
 }
@@ -94,23 +95,33 @@ impl Session {
     }
 
     async fn begin(mut server: Server) -> Result<Session> {
-        let mut opened = server.config.connect(server.tls.clone()).await;
-        if let Err(refusal) = &opened
-            && server.allows_tls
-            && may_want_tls(refusal)
-        {
-            server.config.ssl_mode(SslMode::Require);
-            let encrypted = server.config.connect(server.tls.clone()).await;
-            // A server without TLS has said all there is to say before.
-            if encrypted.as_ref().err().is_none_or(|error| error.code().is_some()) {
-                opened = encrypted;
+        let begun = match log_in(&server.config, &server.tls).await {
+            Err(LogInError::Server(refusal)) if server.allows_tls && may_want_tls(&refusal) => {
+                server.config.ssl_mode(SslMode::Require);
+                match log_in(&server.config, &server.tls).await {
+                    // A server without TLS has said all there is to say before.
+                    Err(LogInError::Stream(_)) => Err(LogInError::Server(refusal)),
+                    encrypted => encrypted,
+                }
             }
-        }
-        let (client, connection) = opened.map_err(|error| explain_login(error).context(server.label))?;
+            begun => begun,
+        };
+        let (client, connection, process) = begun
+            .map_err(|error| match error {
+                LogInError::Stream(error) => error,
+                LogInError::Server(error) => explain_login(error),
+            })
+            .map_err(|error| error.context(server.label.clone()))?;
         let heard = Arc::new(Heard::default());
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
-        let process = process_of(&client.cancel_token()).await;
-        Ok(Session { client, heard, listening: false, process, tls: server.tls, driver })
+        let session = Session { client, heard, listening: false, process, driver };
+        if server.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+            let rows = session.query("SHOW transaction_read_only", &[]).await.map_err(explain)?;
+            if rows.first().and_then(|row| row.try_get(0).ok()) != Some("off") {
+                return Err(read_only().context(server.label));
+            }
+        }
+        Ok(session)
     }
 
     async fn identity(&self) -> Result<Identity> {
@@ -143,29 +154,20 @@ impl Session {
         rows
     }
 
-    /// Asks for none any more, in the same way: whoever listens is woken by everybody's notifications.
-    pub async fn query_deaf(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
-        if !std::mem::take(&mut self.listening) {
-            return self.query(sql, with).await;
-        }
-        tokio::join!(self.client.batch_execute("UNLISTEN *"), self.query(sql, with)).1
-    }
-
-    pub fn is_listening(&self) -> bool {
-        self.listening
-    }
-
     pub fn process(&self) -> Option<i32> {
         self.process
     }
 
-    /// To end a query that nobody waits for any more.
-    pub fn stopper(&self) -> Stopper {
-        Stopper { token: self.client.cancel_token(), tls: self.tls.clone() }
-    }
-
     pub async fn query(&self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
-        self.client.query_typed(sql, with).await
+        let mut rows = pin!(self.client.query_typed_raw(sql, with.iter().cloned()).await?);
+        let mut some = Vec::new();
+        // No question of ours has more of an answer; a malicious server might.
+        while some.len() < MOST_ROWS
+            && let Some(row) = rows.try_next().await?
+        {
+            some.push(row);
+        }
+        Ok(some)
     }
 
     pub fn client(&self) -> &Client {
@@ -177,25 +179,9 @@ impl Session {
         self.heard.news.notified().await;
     }
 
-    /// What the latest notification of a grant says.
-    pub fn grant(&self) -> Option<String> {
-        self.heard.grant.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     /// How many commits the server made without the standby that should have confirmed them.
     pub fn unconfirmed(&self) -> usize {
         self.heard.unconfirmed.load(Ordering::Relaxed)
-    }
-}
-
-pub struct Stopper {
-    token: CancelToken,
-    tls: tls::Connector,
-}
-
-impl Stopper {
-    pub async fn stop(self) {
-        let _ = self.token.cancel_query(self.tls).await;
     }
 }
 
@@ -245,15 +231,28 @@ async fn next<T: 'static>(attempts: &mut JoinSet<T>, until: Option<Instant>) -> 
     }
 }
 
-async fn listen(mut connection: Connection<Socket, tls::Stream>, heard: Arc<Heard>) {
+/// Why there is no session: by the way to the server, or by what the server said.
+enum LogInError {
+    Stream(anyhow::Error),
+    Server(Error),
+}
+
+type LoggedIn = (Client, Connection<Stream, NoTlsStream>, Option<i32>);
+
+async fn log_in(config: &Config, tls: &Connector) -> Result<LoggedIn, LogInError> {
+    let stream = Stream::open(config, tls).await.map_err(LogInError::Stream)?;
+    let said = stream.log_in();
+    // The stream is encrypted already, if it is to be.
+    let mut config = config.clone();
+    config.ssl_mode(SslMode::Disable);
+    let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(LogInError::Server)?;
+    Ok((client, connection, said.done()))
+}
+
+async fn listen(mut connection: Connection<Stream, NoTlsStream>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = poll_fn(|task| connection.poll_message(task)).await {
         match message {
-            AsyncMessage::Notification(news) => {
-                if !news.payload().is_empty() {
-                    *heard.grant.lock().unwrap_or_else(PoisonError::into_inner) = Some(news.payload().to_owned());
-                }
-                heard.news.notify_one();
-            }
+            AsyncMessage::Notification(_) => heard.news.notify_one(),
             // Its text is translated, and its code is that of any warning.
             AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => {
                 heard.unconfirmed.fetch_add(1, Ordering::Relaxed);

@@ -1,22 +1,18 @@
 //! TLS as libpq's `sslmode` asks for it, on rustls. SCRAM runs without channel binding.
 
-use std::future::Future;
 use std::io;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as Task, Poll};
 
 use anyhow::{Context, Result};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_postgres::Socket;
-use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
@@ -45,6 +41,13 @@ impl Connector {
     pub fn new(check: Check, files: &Files) -> Result<Connector> {
         let wanted = check != Check::Nothing || files.certificate.is_some();
         Ok(Connector(wanted.then(|| Connector::config(check, files)).transpose()?))
+    }
+
+    pub async fn connect(&self, host: &str, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let unchecked = || Connector::config(Check::Nothing, &Files { roots: None, certificate: None });
+        let config = self.0.clone().map_or_else(unchecked, Ok).map_err(io::Error::other)?;
+        let host = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+        TlsConnector::from(config).connect(host, socket).await
     }
 
     fn config(check: Check, files: &Files) -> Result<Arc<ClientConfig>> {
@@ -170,63 +173,4 @@ impl ServerCertVerifier for Checker {
 fn is_own_root(error: &TlsError) -> bool {
     let TlsError::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     other.0.to_string() == "CaUsedAsEndEntity"
-}
-
-impl MakeTlsConnect<Socket> for Connector {
-    type Stream = Stream;
-    type TlsConnect = Handshake;
-    type Error = InvalidDnsNameError;
-
-    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, InvalidDnsNameError> {
-        // A unix socket has no host name, and never gets as far as a handshake.
-        let host = if host.is_empty() { "localhost" } else { host };
-        Ok(Handshake { config: self.0.clone(), host: ServerName::try_from(host.to_owned())? })
-    }
-}
-
-pub struct Handshake {
-    config: Option<Arc<ClientConfig>>,
-    host: ServerName<'static>,
-}
-
-impl TlsConnect<Socket> for Handshake {
-    type Stream = Stream;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
-
-    fn connect(self, socket: Socket) -> Self::Future {
-        Box::pin(async move {
-            let plain = || Connector::config(Check::Nothing, &Files { roots: None, certificate: None });
-            let config = self.config.map_or_else(plain, Ok).map_err(io::Error::other)?;
-            Ok(Stream(Box::new(TlsConnector::from(config).connect(self.host, socket).await?)))
-        })
-    }
-}
-
-pub struct Stream(Box<tokio_rustls::client::TlsStream<Socket>>);
-
-impl TlsStream for Stream {
-    fn channel_binding(&self) -> ChannelBinding {
-        ChannelBinding::none()
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(mut self: Pin<&mut Self>, task: &mut Task<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_read(task, buffer)
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(mut self: Pin<&mut Self>, task: &mut Task<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0).poll_write(task, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_flush(task)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.0).poll_shutdown(task)
-    }
 }

@@ -1,6 +1,9 @@
 //! Every way of not getting in has its exit code and a sentence.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{on, used};
 use crate::support::{Bed, Dlock, Ended, Pooler, Postgres, free_port, unique, until};
@@ -124,29 +127,20 @@ fn an_administrator_can_make_the_whole_schema() {
 fn a_schema_of_another_version_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
-    let script = server.dlock().args(["doctor", "--print-schema"]).ended().expect(0).stdout;
-    let take = &script[script.find("CREATE FUNCTION dlock.take").unwrap()..];
-    let take = &take[..take.find("$$;").unwrap()];
-    let later = take.replacen("CREATE", "CREATE OR REPLACE", 1).replace("token, 3 --", "token, 4 --");
-    server.sql(&format!("{later}$$"));
-    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 4'");
-    for door in ["free", "in use"] {
-        attempt(&server.url()).expect(78).saying("version 4");
-        assert_eq!(server.sql("SELECT count(*) FROM dlock.everybody"), "0", "{door}");
-        server.sql("SELECT set_config('dlock.inside', 'on', false); UPDATE dlock.locks SET crowd = 2");
-    }
-    server.sql("ALTER FUNCTION dlock.take RENAME TO obtain");
-    attempt(&server.url()).expect(78).saying("version 4");
+    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 5'");
+    attempt(&server.url()).expect(78).saying("version 5");
+    assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0");
+    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
+    attempt(&server.url()).expect(78).saying("version 5");
 }
 
 #[test]
 fn a_schema_that_is_half_there_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
-    server.sql("ALTER FUNCTION dlock.version RENAME TO edition");
+    server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
     attempt(&server.url()).expect(78).saying("not all that this dlock needs");
-    server.sql("ALTER FUNCTION dlock.edition RENAME TO version");
-    server.sql("ALTER FUNCTION dlock.take RENAME TO obtain");
+    server.sql("ALTER FUNCTION dlock.version RENAME TO edition");
     attempt(&server.url()).expect(78).saying("not all that this dlock needs");
 }
 
@@ -192,4 +186,37 @@ fn a_transaction_that_sits_on_the_row_is_named() {
     });
     server.dlock().run(&name).sh("echo no").ended().expect(69).saying("a transaction that has not ended yet");
     sitting.join().unwrap();
+}
+
+/// A server that says `message` to whoever logs in, again and again, for as long as it is listened to; and how many bytes
+/// that was.
+fn flood(message: &'static [u8]) -> (u16, Arc<AtomicUsize>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, sent) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let total = Arc::clone(&sent);
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            client.read_exact(&mut [0; 8]).unwrap();
+            let many = message.repeat((1 << 16) / message.len());
+            while client.write_all(&many).is_ok() {
+                total.fetch_add(many.len(), Ordering::SeqCst);
+            }
+        }
+    });
+    (port, sent)
+}
+
+#[test]
+fn a_server_that_floods_whoever_logs_in_does_not_get_far() {
+    // A message without an end, and small ones of which each takes many times its size in memory: a notice, a setting.
+    for message in [&b"R\x7f\xff\xff\xff"[..], b"N\0\0\0\x05\0", b"S\0\0\0\x06\0\0"] {
+        let (port, sent) = flood(message);
+        let url = format!("postgres://me@127.0.0.1:{port}/jobs?sslmode=disable");
+        let ended = on(&url).run("door").args(["--connect-timeout", "1m"]).sh("echo no").ended();
+        ended.expect(69).saying("which is no answer to us");
+        // What waits in the kernel's buffers does not count.
+        let sent = sent.load(Ordering::SeqCst);
+        assert!(sent < 16 << 20, "{sent}");
+    }
 }

@@ -18,7 +18,7 @@ fn contenders(server: &Postgres, name: &str, log: &Log) -> (Running, Running) {
 
 /// Proof that the holder got through to the server again, by another connection.
 fn await_another_session(server: &Postgres, name: &str, before: &[u32]) {
-    let sql = format!("SELECT session FROM dlock.everybody WHERE name = '{name}' AND token IS NOT NULL");
+    let sql = format!("SELECT session FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL");
     until("the holder to renew over another connection", || {
         let now = server.try_sql(&sql).unwrap_or_default();
         !now.is_empty() && before.iter().all(|pid| now != pid.to_string())
@@ -115,7 +115,7 @@ fn a_grant_survives_a_crash_even_where_commits_are_asynchronous() {
     let holder = holding(&server.url(), &name, &["--ttl", "30s"], &log);
     server.kill();
     server.start_again();
-    let sql = format!("SELECT token FROM dlock.everybody WHERE name = '{name}'");
+    let sql = format!("SELECT token FROM dlock.contenders WHERE name = '{name}'");
     assert_eq!(server.sql(&sql), log.runs()[0].token.to_string());
     on(&server.url()).run(&name).arg("-n").sh("echo no").ended().expect(75);
     drop(holder);

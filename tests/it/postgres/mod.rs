@@ -1,12 +1,13 @@
 //! What is PostgreSQL's own: its errors, its SQL clients, its faults.
 
-mod bells;
 mod errors;
 mod faults;
 mod replication;
 mod sql;
 mod tls;
+mod upgrade;
 mod waiting;
+mod wake_up;
 
 use crate::support::{Bed, Log, Postgres, Running, until};
 
@@ -28,7 +29,7 @@ fn used(server: &Postgres) {
 }
 
 fn await_waiters(server: &Postgres, name: &str, count: usize) {
-    let sql = format!("SELECT count(*) FROM dlock.everybody WHERE name = '{name}' AND token IS NULL");
-    // A crowd may have taken every connection there is: then the server has no ear for us yet.
+    let sql = format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}' AND token IS NULL");
+    // Waiters may have taken every connection there is; then the server has none for us yet.
     until(&format!("{count} waiter(s) for {name}"), || server.try_sql(&sql) == Ok(count.to_string()));
 }

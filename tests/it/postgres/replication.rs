@@ -28,7 +28,7 @@ fn a_failover_to_a_synchronous_standby_costs_nothing() {
     let holder = holding(&url, &name, &["--ttl", "6s"], &log);
     let waiter = on(&url).run(&name).args(["--ttl", "6s"]).args(log.witness(&["for=20"])).spawn();
     super::await_waiters(&primary, &name, 1);
-    let stamp = format!("SELECT server FROM dlock.everybody WHERE name = '{name}' AND token IS NOT NULL");
+    let stamp = format!("SELECT server FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL");
     let before = primary.sql(&stamp);
     primary.kill();
     standby.promote();

@@ -90,7 +90,7 @@ fn a_lock_outlives_the_dlock_that_acquired_it() {
     let busy = || server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
     let with_owner = |verb: &str| server.dlock().args([verb, "--name", &name, "--owner", owner]).ended();
     busy();
-    let expires = format!("SELECT expires FROM dlock.everybody WHERE name = '{name}'");
+    let expires = format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'");
     let before = server.sql(&expires);
     with_owner("renew").expect(0).silently();
     assert_ne!(server.sql(&expires), before);
@@ -109,7 +109,7 @@ fn why_the_lock_of_an_sql_client_was_taken_away_is_on_record_and_told_to_it() {
     let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
     server.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "it's stuck"]).ended().expect(0);
     let renew = format!("SELECT outcome, reason FROM dlock.renew('{name}', 'psql', {granted})");
-    assert_eq!(server.sql(&renew), "lost|an operator took it away: it's stuck");
+    assert_eq!(server.sql(&renew), "force released|it's stuck");
     let last = server.sql(&format!("SELECT last_run->>'reason' FROM dlock.locks WHERE name = '{name}'"));
     assert_eq!(last, "it's stuck");
     // What it is granted later has nothing to do with it.
@@ -118,24 +118,6 @@ fn why_the_lock_of_an_sql_client_was_taken_away_is_on_record_and_told_to_it() {
     assert_eq!(renew(), "held");
     server.sql(&format!("SELECT dlock.release('{name}', 'psql', {granted})"));
     assert_eq!(renew(), "lost");
-}
-
-#[test]
-fn a_schema_that_keeps_no_reasons_still_lets_a_lock_be_taken_away() {
-    let (server, name, log) = (Postgres::with(&[]), unique("older"), Log::new());
-    let holder = holding(&server.url(), &name, &["--ttl", "1h"], &log);
-    server.sql("DROP FUNCTION dlock.revoke(text, text, bigint, text, boolean, json)");
-    server.sql(
-        "CREATE FUNCTION dlock.revoke(name text, owner text, token bigint, reason text) RETURNS text
-         LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$ BEGIN
-             PERFORM dlock.enter(name);
-             DELETE FROM dlock.contenders c
-             WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token AND revoke.reason IS NULL;
-             RETURN CASE WHEN FOUND THEN 'freed' ELSE 'not held' END;
-         END $$",
-    );
-    server.dlock().args(["force-release", &name, "--yes", "--now", "--reason", "stuck"]).ended().expect(0);
-    holder.ended().expect(79).saying("nobody holds it");
 }
 
 #[test]
@@ -160,7 +142,7 @@ fn tables_are_not_changed_by_hand() {
     for wrong in [
         format!("DELETE FROM dlock.contenders WHERE name = '{name}'"),
         format!("UPDATE dlock.contenders SET expires = 'epoch' WHERE name = '{name}'"),
-        format!("UPDATE dlock.locks SET crowd = 0 WHERE name = '{name}'"),
+        format!("INSERT INTO dlock.contenders SELECT * FROM dlock.contenders WHERE name = '{name}'"),
         "TRUNCATE dlock.contenders".to_owned(),
         "TRUNCATE dlock.successes".to_owned(),
     ] {
@@ -198,7 +180,7 @@ fn a_callers_own_commit_stays_as_durable_as_it_was() {
 fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
     let (server, name) = (Postgres::shared(), unique("again"));
     used(server);
-    let expires = || server.sql(&format!("SELECT expires FROM dlock.everybody WHERE name = '{name}'"));
+    let expires = || server.sql(&format!("SELECT expires FROM dlock.contenders WHERE name = '{name}'"));
     let acquire = |owner: &str| server.sql(&format!("SELECT outcome FROM dlock.acquire('{name}', '{owner}')"));
     let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1')"));
     server.sql(&format!("SELECT dlock.release('{name}', 'psql-1', {token}, keep => '1 h')"));
@@ -213,90 +195,46 @@ fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
     let revoked = expires();
     assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", revoked), "revoked");
     until("its lease to be over", || acquire("psql-1") == "granted");
-    assert_ne!(server.sql(&format!("SELECT token FROM dlock.everybody WHERE name = '{name}'")), token);
+    assert_ne!(server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}'")), token);
 }
 
 #[test]
-fn a_lock_that_nobody_contends_for_is_one_row() {
-    let (server, name) = (Postgres::shared(), unique("alone"));
+fn sql_clients_wait_for_the_one_in_front_of_them() {
+    let (server, name) = (Postgres::shared(), unique("sql-queue"));
     used(server);
-    let crowd = || server.sql(&format!("SELECT crowd FROM dlock.locks WHERE name = '{name}'"));
-    let rows = || server.sql(&format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}'"));
-    let who = || server.sql(&format!("SELECT owner FROM dlock.everybody WHERE name = '{name}' ORDER BY ticket"));
-    let acquire = |owner: &str| server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', '{owner}')"));
-    let take = |owner: &str| {
-        let sql = format!("SELECT token FROM dlock.take('{name}', '{owner}', '1 h', NULL, NULL)");
-        server.sql(&sql).parse().unwrap_or(0)
-    };
-    let renew = |owner: &str, token: u64| {
-        server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', '{owner}', {token}, '1 h')"))
-    };
-    let let_go = |owner: &str, token: u64| {
-        server.sql(&format!("SELECT dlock.let_go('{name}', '{owner}', {token}, NULL)")) == "t"
-    };
-    let release =
-        |owner: &str, token: u64| server.sql(&format!("SELECT dlock.release('{name}', '{owner}', {token})")) == "t";
-
-    assert_eq!(take("psql-1"), 0, "what was never there is for dlock.acquire");
-    let granted: u64 = acquire("psql-1").strip_prefix("granted|").unwrap().parse().unwrap();
-    assert_eq!((crowd().as_str(), take("psql-1"), take("psql-2")), ("2", 0, 0));
-    assert!(!let_go("psql-1", granted), "it is not in the lock's row");
-    assert!(release("psql-1", granted));
-
-    let first = take("psql-1");
-    assert!(first > granted);
-    assert_eq!((crowd().as_str(), rows().as_str(), who().as_str()), ("1", "0", "psql-1"));
-    assert_eq!((take("psql-2"), take("psql-1")), (0, 0), "it is taken");
-    assert!(!let_go("psql-2", first) && !let_go("psql-1", first - 1), "only by its holder");
-    assert!(let_go("psql-1", first) && !let_go("psql-1", first));
-    assert_eq!((crowd().as_str(), who().as_str()), ("0", ""));
-
-    for step in ["asks", "asks again", "renews", "releases", "loses it"] {
-        let token = take("psql-1");
-        match step {
-            "asks" => assert_eq!(acquire("psql-2"), "busy|"),
-            "asks again" => assert_eq!(acquire("psql-1"), format!("granted|{token}"), "the answer was lost"),
-            "renews" => assert_eq!(renew("psql-1", token), "held"),
-            "releases" => assert!(!release("psql-2", token)),
-            _ => assert_eq!(renew("psql-2", token), "lost"),
-        }
-        assert_eq!((crowd().as_str(), rows().as_str(), who().as_str()), ("2", "1", "psql-1"), "{step}");
-        assert_eq!((take("psql-2"), let_go("psql-1", token)), (0, false), "{step}");
-        assert!(release("psql-1", token), "{step}");
-    }
-
-    let last = take("psql-1");
-    assert!(let_go("psql-1", last) && release("psql-1", last), "also the second time");
-    let granted = acquire("psql-1").strip_prefix("granted|").unwrap().parse().unwrap();
-    assert!(granted > last && release("psql-1", granted));
-
-    take("psql-1");
-    for wrong in ["crowd = 0", "crowd = 2", "owner = 'psql-2'", "expires = 'epoch'"] {
-        let by_hand = format!("UPDATE dlock.locks SET {wrong} WHERE name = '{name}'");
-        assert!(server.try_sql(&by_hand).unwrap_err().contains("not by hand"), "{wrong}");
-    }
-    let revoke = format!("SELECT dlock.revoke(name, owner, token, NULL) FROM dlock.everybody WHERE name = '{name}'");
-    assert_eq!(server.sql(&revoke), "freed");
-    assert!(acquire("psql-2").starts_with("granted|"));
+    let acquire = |owner: &str, more: &str| format!("FROM dlock.acquire('{name}', '{owner}', session => {more})");
+    // Each in a session of its own: one holds the lock until its session ends, the other waits for that.
+    let hold = format!("SELECT outcome {}; SELECT pg_sleep(1)", acquire("psql-1", "pg_backend_pid()"));
+    let holder = std::thread::spawn(move || server.sql(&hold));
+    until("it to be held", || {
+        server.sql(&format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}'")) == "1"
+    });
+    let queued = acquire("psql-2", "pg_backend_pid(), queue => true");
+    let waited = server.sql(&format!("SELECT dlock.await(behind, '1 min') {queued}"));
+    assert_eq!(waited, "t", "a session that ends wakes the next");
+    assert!(holder.join().unwrap().starts_with("granted"));
+    // Whoever does not say that the session is its own is told of none, and is none to wait for.
+    assert_eq!(server.sql(&format!("SELECT behind {}", acquire("psql-3", "NULL, queue => true"))), "");
+    assert_eq!(server.sql(&format!("SELECT behind {}", acquire("psql-4", "pg_backend_pid(), queue => true"))), "");
 }
 
 #[test]
 fn what_cannot_contend_cannot_take_a_lock_either() {
     let (server, name) = (Postgres::shared(), unique("sane"));
     used(server);
-    let granted = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql')"));
-    server.sql(&format!("SELECT dlock.release('{name}', 'psql', {granted})"));
     for wrong in [
-        "NULL, '1 h', NULL, NULL",
-        "'', '1 h', NULL, NULL",
-        "repeat('x', 201), '1 h', NULL, NULL",
-        "'psql', NULL, NULL, NULL",
-        "'psql', '0', NULL, NULL",
-        "'psql', '1 h', to_json(repeat('x', 100000)), NULL",
-        "'psql', '1 h', NULL, ''",
-        "'psql', '1 h', NULL, repeat('x', 64)",
+        "NULL",
+        "''",
+        "repeat('x', 201)",
+        "'psql', NULL",
+        "'psql', '0'",
+        "'psql', mode => 'mine'",
+        "'psql', slots => 2",
+        "'psql', who => to_json(repeat('x', 100000))",
+        "'psql', wake => ''",
+        "'psql', wake => repeat('x', 64)",
     ] {
-        assert_eq!(server.sql(&format!("SELECT token FROM dlock.take('{name}', {wrong})")), "", "{wrong}");
+        assert!(server.try_sql(&format!("SELECT token FROM dlock.acquire('{name}', {wrong})")).is_err(), "{wrong}");
     }
     server.dlock().run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
 }
@@ -352,7 +290,7 @@ fn an_uncontended_run_is_one_connection_and_two_calls() {
     used(&server);
     let before = server.log().len();
     server.dlock().run("first").sh("exit 0").ended().expect(0).silently();
-    until("both calls to be in the log", || server.log()[before..].matches("dlock.let_go").count() > 0);
+    until("both calls to be in the log", || server.log()[before..].matches("dlock.release").count() > 0);
     let log = server.log()[before..].to_owned();
     let statements: Vec<_> =
         log.lines().filter(|line| line.contains("statement: ") || line.contains("execute ")).collect();

@@ -114,7 +114,7 @@ impl Postgres {
 
     /// The server processes of dlock's connections.
     pub fn backends(&self, name: &str) -> Vec<u32> {
-        let sql = format!("SELECT session FROM dlock.everybody WHERE name = '{name}' AND token IS NOT NULL");
+        let sql = format!("SELECT session FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL");
         self.sql(&sql).lines().map(|pid| pid.parse().unwrap()).collect()
     }
 

@@ -32,7 +32,7 @@ pub fn is_unwritable(error: &anyhow::Error) -> bool {
 }
 
 /// Whether the server has no connection left for us.
-pub fn is_crowded(error: &anyhow::Error) -> bool {
+pub fn has_no_connection_left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)
 }
 
@@ -104,18 +104,15 @@ pub fn explain(error: Error) -> anyhow::Error {
 
 const READ_ONLY: &str = "the server is read-only, as a standby is: name the primary, or all servers of the cluster";
 
+pub fn read_only() -> anyhow::Error {
+    Fault::Unreachable.because(READ_ONLY)
+}
+
 /// The client library tells its own errors apart only by their text.
 fn explain_client(error: Error) -> anyhow::Error {
-    let kind = std::error::Error::source(&error).and_then(|source| source.downcast_ref()).map(std::io::Error::kind);
-    let cut_off = kind.is_some_and(|kind| kind != std::io::ErrorKind::InvalidData);
     let fault = match error.to_string().as_str() {
-        "error performing TLS handshake" if !cut_off => Fault::Refused,
         // A password is wanted and there is none, or the server wants to see something else altogether.
         "invalid configuration" | "authentication error" => Fault::Refused,
-        // What `target_session_attrs=read-write` finds on a standby.
-        "error connecting to server" if kind == Some(std::io::ErrorKind::PermissionDenied) => {
-            return anyhow::Error::new(error).context(READ_ONLY).context(Fault::Unreachable);
-        }
         _ => Fault::Unreachable,
     };
     anyhow::Error::new(error).context(fault)

@@ -16,7 +16,7 @@ const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), cu
     current_setting('max_connections')::int8 - current_setting('superuser_reserved_connections')::int8,
     inet_client_addr() IS NULL OR inet_client_addr() << '127.0.0.0/8' OR inet_client_addr() = '::1'
         OR (SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()),
-    (extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+    (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_backend_pid()";
 
 pub async fn examine(client: &mut Client) -> Result<Checkup> {
     let before = micros();
@@ -24,7 +24,8 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
     let ours = i64::midpoint(before, micros());
     let row = answer.row()?;
     let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
-    let pooled = client.is_pooled().await.unwrap_or(false);
+    // A pooler calls the process that serves us by another number.
+    let pooled = client.process_as_told() != Some(row.try_get(10)?);
     let findings = vec![
         Finding::fine("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
         durability(row.try_get(2)?, row.try_get(3)?),
