@@ -4,7 +4,7 @@
 //!
 //! Whatever N is: dlock ends, with an exit code that says what happened; its command runs only while it has the lock;
 //! and the next one gets the lock. `tests/run` plays a few of the bytes, others each time; `tests/run --torn [BACKEND
-//! [EVERY]]` plays all of them, or every so manieth, and writes `target/torn.md`.
+//! [EVERY]]` plays all of them, or one in EVERY, and writes `target/torn.md`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -105,7 +105,7 @@ impl Ground {
         way.tear(case.after, case.how);
         let others = |wait: &str, words: &[&str]| {
             let dlock = self.dlock(self.port).env("DLOCK_CONNECT_TIMEOUT", "30s").run(&name);
-            dlock.args(["--ttl", "10s", "--wait", wait]).args(log.witness(words)).spawn()
+            dlock.args(["--ttl", "60s", "--wait", wait]).args(log.witness(words)).spawn()
         };
         let before = (case.conversation == Conversation::Waiting).then(|| {
             let holder = others("50s", &["for=400"]);

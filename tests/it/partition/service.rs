@@ -69,7 +69,7 @@ impl Service {
         service
     }
 
-    /// Starts a server on a host, in a directory of its own, to which `options` are relative.
+    /// Starts a server on a host, in a directory of its own.
     fn serve(&mut self, host: usize, name: &str, program: &[&str]) {
         let mut command = self.net.on(host, program[0]);
         command.args(&program[1..]).current_dir(self.directory(name));
