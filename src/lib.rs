@@ -16,6 +16,5 @@ pub mod lock;
 pub mod metrics;
 #[cfg(test)]
 mod model;
-pub mod mutant;
 mod openat;
 pub mod report;

@@ -30,7 +30,6 @@ use nix::unistd::{Pid, getpgid, getpid};
 
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::mutant::{self, Mutant};
 
 /// What the kernel has to say about our children.
 pub enum Children {
@@ -289,9 +288,6 @@ impl Tree {
         // The dead count against the user's limit of processes for as long as they are not reaped, so a fork bomb comes
         // to a halt. Without such a limit they must not pile up for ever.
         const ROUNDS: usize = 8;
-        if mutant::is(Mutant::NoSigkill) {
-            return;
-        }
         let mut known = HashSet::new();
         let mut told = HashSet::new();
         let mut pause = SHORTEST;

@@ -32,7 +32,6 @@ use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
 use crate::lock::Deadlines;
-use crate::mutant::{self, Mutant};
 use crate::report::Event;
 
 /// How far the command has come.
@@ -330,9 +329,6 @@ impl Watch {
 
     /// Acts on instants that have passed.
     fn enforce(&mut self) {
-        if mutant::is(Mutant::NoGuardian) {
-            return;
-        }
         let due = self.due();
         match self.stage {
             Stage::Running if due.signal_at.has_passed() => {

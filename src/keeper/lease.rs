@@ -9,8 +9,7 @@ use super::{KeeperConfig, KeeperEvent, Order, Teller};
 use crate::backend::{Attempt, Backend, Ending, Lease, Released, Renewal, within};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Deadlines, Holder, Term};
-use crate::mutant::{self, Mutant};
+use crate::lock::{Deadlines, Holder};
 
 pub struct KeeperLoop {
     pub backend: Box<dyn Backend>,
@@ -121,9 +120,6 @@ impl KeeperLoop {
 
     /// A grant that took long on its way is renewed before anything is started under it.
     async fn granted(&mut self, mut lease: Lease) -> Option<Lease> {
-        if mutant::is(Mutant::DeadlineFromReply) {
-            lease.term.from = clock::now();
-        }
         let terms = self.config.terms.shortened_to(lease.term.ttl);
         if (lease.term.from + terms.renew_every()).has_passed() {
             match within(terms.attempt(), self.backend.renew(&lease)).await {
@@ -170,10 +166,6 @@ impl KeeperLoop {
                 biased;
                 order = self.ordered.recv() => return kept(order),
                 renewal = within(terms.attempt(), self.backend.renew(lease)) => renewal,
-            };
-            let renewal = match renewal {
-                _ if mutant::is(Mutant::RenewalIgnored) => Ok(Renewal::Held(Term { from: clock::now(), ..lease.term })),
-                renewal => renewal,
             };
             if renewal.is_ok() && std::mem::take(&mut troubled) {
                 pause = Pause::new();

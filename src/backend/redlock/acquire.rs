@@ -11,7 +11,6 @@ use crate::backend::{Ask, Attempt, Lease};
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Mode, Term, Token};
-use crate::mutant::{self, Mutant};
 
 pub(super) static TAKE: Script = script!("take.lua");
 pub(super) static RAISE: Script = script!("raise.lua");
@@ -43,7 +42,7 @@ impl Redlock {
         }
         if let Some(token) = token(&replies).filter(|_| ours >= quorum) {
             let term = Term { from, ttl: ask.ttl, slack: SLACK };
-            let agreed = mutant::is(Mutant::NaiveRedlockToken) || self.raise(ask, &keys, token).await;
+            let agreed = self.raise(ask, &keys, token).await;
             if agreed && term.from.elapsed() < ask.ttl.mul_f64(0.99) - SLACK {
                 self.watch_as_holder(&keys, &ask.who.owner, &replies);
                 self.began = None;

@@ -7,7 +7,6 @@ use super::Value;
 use super::acquire::token;
 use super::nodes::{Reply, count};
 use crate::model::{Model, explore};
-use crate::mutant::Mutant;
 
 const NODES: usize = 3;
 const GRANTS: u8 = 2;
@@ -77,12 +76,12 @@ impl State {
 
 impl Node {
     /// What the scripts do with a request: says what the token would be, if the node is or becomes the owner's.
-    fn gets(&mut self, owner: u8, request: Phase, mutant: Option<Mutant>) -> Option<u8> {
+    fn gets(&mut self, owner: u8, request: Phase, phases: Phases) -> Option<u8> {
         match request {
             Phase::Takes if self.holder.is_none_or(|holder| holder == owner) => {
                 self.holder = Some(owner);
                 let token = self.counter + 1;
-                if mutant == Some(Mutant::NaiveRedlockToken) {
+                if phases == Phases::One {
                     self.counter = token;
                 }
                 Some(token)
@@ -96,8 +95,15 @@ impl Node {
     }
 }
 
+/// What it takes to be granted a token: one is a mistake, which the search must find.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phases {
+    One,
+    Two,
+}
+
 struct Tokens {
-    mutant: Option<Mutant>,
+    phases: Phases,
     attempts: u8,
     /// Whether requests arrive late, or are lost instead. With three attempts that would be too much to explore.
     late: bool,
@@ -109,7 +115,7 @@ impl Tokens {
         let mut next = state.clone();
         let contender = &mut next.contenders[who];
         contender.left[n] = false;
-        contender.ours[n] = next.nodes[n].gets(contender.owner, contender.phase, self.mutant);
+        contender.ours[n] = next.nodes[n].gets(contender.owner, contender.phase, self.phases);
         let answers = contender.ours[n].is_some();
         let mut unanswered = next.clone();
         unanswered.contenders[who].ours[n] = None;
@@ -124,7 +130,7 @@ impl Tokens {
         let token = u8::try_from(token(&replies).filter(|_| count(&replies, "ours") > NODES / 2)?.0).ok()?;
         let mut next = self.goes_on(state, who);
         match contender.phase {
-            Phase::Takes if self.mutant != Some(Mutant::NaiveRedlockToken) => {
+            Phase::Takes if self.phases == Phases::Two => {
                 next.contenders[who] = contender.enters(Phase::Raises(token));
             }
             Phase::Takes | Phase::Raises(_) => {
@@ -198,7 +204,7 @@ impl Model for Tokens {
             if let Some((owner, request)) = state.nodes[n].late {
                 let mut next = state.clone();
                 next.nodes[n].late = None;
-                next.nodes[n].gets(owner, request, self.mutant);
+                next.nodes[n].gets(owner, request, self.phases);
                 steps.push((format!("{owner} arrives late at node {n}"), next));
             }
         }
@@ -217,16 +223,16 @@ fn holds_good(model: &Tokens) {
 
 #[test]
 fn two_phases_never_go_backwards_nor_grant_twice() {
-    holds_good(&Tokens { mutant: None, attempts: 3, late: false });
+    holds_good(&Tokens { phases: Phases::Two, attempts: 3, late: false });
 }
 
 #[test]
 fn nor_do_they_when_requests_arrive_late() {
-    holds_good(&Tokens { mutant: None, attempts: 2, late: true });
+    holds_good(&Tokens { phases: Phases::Two, attempts: 2, late: true });
 }
 
 #[test]
 fn a_token_without_the_second_phase_is_found() {
-    let way = explore(&Tokens { mutant: Some(Mutant::NaiveRedlockToken), attempts: 3, late: false });
+    let way = explore(&Tokens { phases: Phases::One, attempts: 3, late: false });
     assert!(way.is_err());
 }

@@ -14,7 +14,6 @@ use crate::exit::Exit;
 use crate::guardian::{GuardianEvent, Helped};
 use crate::keeper::KeeperEvent;
 use crate::lock::Deadlines;
-use crate::mutant::{self, Mutant};
 use crate::report::Event;
 
 impl Run {
@@ -23,9 +22,6 @@ impl Run {
         let mut course = Course::default();
         let mut timeout = self.job.timeout.map(|limit| clock::now() + limit);
         loop {
-            if course.cause.is_some() && mutant::is(Mutant::ReleaseBeforeDead) {
-                return Ok(course);
-            }
             let backstop = self.guardian.backstop(*deadlines);
             let due = [timeout, backstop].into_iter().flatten().min();
             let event = self.next(due).inspect_err(|_| {

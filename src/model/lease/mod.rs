@@ -21,7 +21,6 @@ use wire::{Message, Wire};
 use super::Model;
 use crate::clock::Instant;
 use crate::lock::{Term, Terms};
-use crate::mutant::Mutant;
 
 /// On the true clock, from the beginning.
 type Millis = u16;
@@ -85,6 +84,21 @@ pub struct State {
     reported_dead: bool,
     /// The command has been told to go, and takes its time.
     told_to_go: bool,
+}
+
+/// A mistake that the search must find. tests/mutants has each as a patch of the code itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mutant {
+    /// Whatever a renewal's answer is, it counts as granted.
+    RenewalIgnored,
+    /// The lease is counted from the answer, not from before the request.
+    DeadlineFromReply,
+    /// The tree is said to be dead without having been killed.
+    NoSigkill,
+    /// The lock is released when the command is told to go, not when it has gone.
+    ReleaseBeforeDead,
+    /// The guardian does not act on its deadlines.
+    NoGuardian,
 }
 
 /// What is explored: by default dlock as it is, and a server that keeps its word.

@@ -1,8 +1,7 @@
 //! What the search finds, and what it must not.
 
 use super::super::explore;
-use super::Lease;
-use crate::mutant::Mutant;
+use super::{Lease, Mutant};
 
 #[test]
 fn no_order_of_events_lets_two_commands_live_at_once() {

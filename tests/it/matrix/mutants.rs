@@ -1,35 +1,15 @@
 //! Builds of dlock that are broken on purpose, one way each. The matrix must catch every one of them, or it
 //! proves nothing about the build that it lets pass.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 
 use super::expect::{Expect, expectation};
 use super::fault::Fault;
 use super::scene;
 use super::site::Backend;
 use super::tool::Tool;
-
-/// A dlock that is broken as `DLOCK_MUTANT` says, apart from the one under test. tests/run has it built where
-/// the dependencies are already; without it all of them are built once more.
-pub fn binary() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(built) = std::env::var_os("DLOCK_MUTANTS") {
-            return built.into();
-        }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let target = root.join("target/mutants");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.current_dir(root).args(["build", "--quiet", "--locked", "--features", "mutants", "--bin", "dlock"]);
-        let built = cargo.arg("--target-dir").arg(&target).output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        // As the one under test, below its own target directory: TRIPLE/debug/dlock.
-        let ours = assert_cmd::cargo::cargo_bin!("dlock");
-        target.join(ours.strip_prefix(ours.ancestors().nth(3).unwrap()).unwrap())
-    })
-}
 
 /// Where each of them shows.
 const SHOWS: [(&str, Backend, Fault); 6] = [
@@ -46,14 +26,92 @@ const TRIES: usize = 3;
 
 #[test]
 fn the_matrix_catches_every_mutant() {
-    binary();
+    let patches = std::fs::read_dir(root().join("tests/mutants")).unwrap();
+    let patches = patches.map(|patch| patch.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned());
+    let names = SHOWS.map(|(mutant, ..)| mutant.to_owned());
+    assert_eq!(patches.collect::<BTreeSet<_>>(), BTreeSet::from(names), "tests/mutants, and where each of them shows");
+    for (mutant, ..) in SHOWS {
+        patch(mutant);
+    }
     std::thread::scope(|scope| {
-        let caught =
-            SHOWS.map(|(mutant, backend, fault)| (mutant, scope.spawn(move || is_caught(mutant, backend, fault))));
+        let caught = SHOWS.map(|(mutant, backend, fault)| {
+            build(mutant);
+            (mutant, scope.spawn(move || is_caught(mutant, backend, fault)))
+        });
         for (mutant, caught) in caught {
             assert!(caught.join().unwrap(), "{mutant} was not caught");
         }
     });
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Under the name that the tests look for among the processes.
+pub fn binary(mutant: &str) -> PathBuf {
+    root().join("target/mutants").join(mutant).join("dlock")
+}
+
+/// The copy that is patched. It is below our own .cargo/config.toml, which says how to build it.
+fn tree() -> PathBuf {
+    root().join("target/mutants/tree")
+}
+
+/// Makes the tree anew, with this one mistake.
+fn patch(mutant: &str) {
+    let _ = std::fs::remove_dir_all(tree());
+    std::fs::create_dir_all(tree()).unwrap();
+    let copied =
+        Command::new("cp").args(["-a", "src", "Cargo.lock", "Cargo.toml"]).arg(tree()).current_dir(root()).status();
+    assert!(copied.unwrap().success());
+    // Other names, so that it can be built beside the dlock under test, where all dependencies are. They have the
+    // features that they have for tests.
+    edit("Cargo.lock", &[("\"dlock-cli\"", "\"dlock-mutant\"")]);
+    edit(
+        "Cargo.toml",
+        &[
+            ("\"dlock-cli\"", "\"dlock-mutant\""),
+            ("[[bin]]\nname = \"dlock\"", "[[bin]]\nname = \"dlock-mutant\""),
+            ("[dev-dependencies]", "[target.'cfg(all())'.dependencies]"),
+        ],
+    );
+    let patch = root().join("tests/mutants").join(mutant).with_extension("patch");
+    let applied = Command::new("patch")
+        .args(["-p1", "--batch", "--forward", "--fuzz=0", "--input"])
+        .arg(patch)
+        .current_dir(tree())
+        .output()
+        .expect("patch is installed");
+    assert!(
+        applied.status.success(),
+        "tests/mutants/{mutant}.patch does not apply any more. Make the same mistake in the code as it is now, and \
+         write the patch anew (git diff -U1).\n{}",
+        String::from_utf8_lossy(&applied.stdout)
+    );
+}
+
+/// In the tree. Each of these words is there.
+fn edit(file: &str, words: &[(&str, &str)]) {
+    let file = tree().join(file);
+    let mut text = std::fs::read_to_string(&file).unwrap();
+    for (from, to) in words {
+        assert!(text.contains(from), "no {from} in {}", file.display());
+        text = text.replace(from, to);
+    }
+    std::fs::write(&file, text).unwrap();
+}
+
+fn build(mutant: &str) {
+    patch(mutant);
+    // TRIPLE/debug/dlock in the target directory.
+    let tested = assert_cmd::cargo::cargo_bin!("dlock");
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--frozen", "--bin", "dlock-mutant", "--target-dir"]);
+    let built = cargo.arg(tested.ancestors().nth(3).unwrap()).current_dir(tree()).output().unwrap();
+    assert!(built.status.success(), "{mutant}: {}", String::from_utf8_lossy(&built.stderr));
+    std::fs::create_dir_all(binary(mutant).parent().unwrap()).unwrap();
+    std::fs::copy(tested.with_file_name("dlock-mutant"), binary(mutant)).unwrap();
 }
 
 fn is_caught(mutant: &'static str, backend: Backend, fault: Fault) -> bool {

@@ -102,7 +102,7 @@ impl Tool {
         };
         let dlock = match self {
             Tool::Dlock => Dlock::new(),
-            Tool::Mutant(which) => Dlock::played_by(super::mutants::binary()).env("DLOCK_MUTANT", which),
+            Tool::Mutant(which) => Dlock::played_by(super::mutants::binary(which)),
             Tool::Peer(peer) => {
                 let words = peer.words(port.unwrap_or_default(), name, site);
                 let tool = Dlock::played_by(&words[0]).args(&words[1..]).args(&command[1..]);
