@@ -30,7 +30,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Acquire a lock
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds locks, since when, for how much longer, who waits, how the last run ended'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "force-release" -d 'Take a lock away from its holder'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Acquire a lock for steps that cannot be wrapped, and print it as shell assignments'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Let an acquired lock live for another ttl'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend an acquired lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Let go of an acquired lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "fence" -d 'Run a command only if its fencing token is not older than what the resource has seen'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Check a backend end to end: reach it, take and release a probe lock, find what weakens the promise'
@@ -43,10 +43,10 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l connect-timeout -d '
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'Read this config file instead of the usual one' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
 json\t''"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'How long the lock outlives us at the most if we vanish [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l ttl -d 'How long the lock stays taken if dlock dies [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Give up if the lock was not acquired within DUR; 0 is --no-wait [default: wait for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l slots -d 'Let up to N holders in at once; each sees its own DLOCK_SLOT' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l signal -d 'First signal when the command has to go [default: TERM]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l signal -d 'Signal sent first to stop the command [default: TERM]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l kill-after -d 'SIGKILL follows after DUR [default: a sixth of the ttl, at most 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l timeout -d 'End the command after DUR, as timeout(1) does' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'When the lock is already not ours: kill at once, or signal first: kill or signal [default: kill]' -r -f -a "kill\t''
@@ -97,7 +97,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'Read 
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
 json\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long the lock is ours unless it is renewed [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Give up when the lock was not ours within DUR; 0 is --no-wait [default: wait for ever]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Give up if the lock was not acquired within DUR; 0 is --no-wait [default: wait for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l slots -d 'Let up to N holders in at once' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit code for "not acquired", 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more on standard error'

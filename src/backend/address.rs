@@ -31,7 +31,7 @@ pub struct Address {
     hosts: Vec<Host>,
     path: String,
     params: BTreeMap<String, String>,
-    /// Parameters may be parts of a password.
+    /// Hosts and parameters may be parts of a password.
     unsure: bool,
 }
 
@@ -205,6 +205,9 @@ fn decode(text: &str) -> Result<String> {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}://", self.scheme)?;
+        if self.unsure && !self.hosts.is_empty() {
+            return f.write_str("…");
+        }
         for (n, host) in self.hosts.iter().enumerate() {
             write!(f, "{}{}", if n > 0 { "," } else { "" }, host.name)?;
             if let Some(port) = host.port {
