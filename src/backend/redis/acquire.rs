@@ -106,7 +106,7 @@ impl Redis {
         });
         let beat = if self.server.deaf { BLIND_BEAT } else { BEAT };
         // One millisecond more than the server said: it counts whole ones.
-        let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms + 1).min(beat));
+        let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms.saturating_add(1)).min(beat));
         let holder = holder.text().filter(|owner| !owner.is_empty());
         let holder = holder.map(|owner| status::holder(owner, &details.text().unwrap_or_default(), None));
         let seen = holder.as_ref().and_then(|holder| Some((holder.owner.clone()?, holder.fencing_token?)));

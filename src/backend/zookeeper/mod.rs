@@ -27,7 +27,7 @@ mod life;
 mod link;
 mod operate;
 mod place;
-mod queue;
+pub mod queue;
 pub mod record;
 mod release;
 mod renew;
