@@ -163,7 +163,7 @@ fn with_file<T>(input: &[u8], read: impl FnOnce(&File) -> T) -> T {
 }
 
 fn file_record(input: &[u8]) -> bool {
-    let Some(record) = with_file(input, |file| file::record::Record::read_from(file)) else { return false };
+    let Some(record) = with_file(input, file::record::Record::read_from) else { return false };
     let _ = (record.ttl(), record.held_on_for());
     show(with_holder(Holder { ttl: Some(record.ttl()), ..Holder::from(record.who) }));
     true
