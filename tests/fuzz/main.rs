@@ -74,6 +74,30 @@ fn no_input_makes_a_parser_panic() {
     }
 }
 
+/// Whoever finds nothing has to show that it would.
+#[test]
+fn what_is_wrong_is_found_and_can_be_found_again() {
+    fn bytes() -> Vec<Vec<u8>> {
+        vec![b"length 7".to_vec()]
+    }
+    fn trusting(input: &[u8]) -> bool {
+        let number = input.strip_prefix(b"length ").and_then(|digits| str::from_utf8(digits).ok()?.parse().ok());
+        number.is_some_and(|length: u32| !vec![0u8; length as usize / 64].is_empty())
+    }
+    fn careless(input: &[u8]) -> bool {
+        assert!(!input.ends_with(b"65536"), "put in to be found");
+        true
+    }
+    catch_panics();
+    for (parse, why) in [(careless as fn(&[u8]) -> bool, "put in to be found"), (trusting, "bytes of memory")] {
+        let target = Target { name: "wrong", corpus: bytes, words: &[], parse };
+        let found = run(&target, 1, 0, FEW).err().unwrap();
+        assert!(found.contains(why), "{found}");
+        let n = found.split_whitespace().last().unwrap().parse().unwrap();
+        assert_eq!(run(&target, 1, n, 1).err(), Some(found));
+    }
+}
+
 fn run(target: &Target, seed: u64, from: u64, count: u64) -> Result<Tally, String> {
     let corpus = (target.corpus)();
     let mut tally = Tally { inputs: 0, understood: 0, slowest: Duration::ZERO, most_memory: 0, took: Duration::ZERO };

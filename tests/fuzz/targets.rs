@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use dlock::backend::etcd::queue::Details;
 use dlock::backend::redis::resp::{self, Value};
+use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected, Frame};
 use dlock::backend::{self, Address, file, postgres, redis, zookeeper};
 use dlock::commands::status::table::Table;
 use dlock::config::ConfigFile;
 use dlock::guardian::wire::{GuardianEvent, Link, Order};
-use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Record, Waiter};
+use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, Record, Waiter};
 use dlock::report::{describe, escape, json_escaped};
 use nix::sys::socket::{MsgFlags, send};
 
@@ -25,7 +26,7 @@ pub struct Target {
     pub parse: fn(&[u8]) -> bool,
 }
 
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "url", corpus: urls, words: &["://", "@", "%", "[", "]", ",", "?", "&", "=", ":"], parse: url },
     Target { name: "config", corpus: configs, words: TOML, parse: config },
     Target { name: "identity", corpus: contenders, words: JSON, parse: identity },
@@ -35,6 +36,12 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "etcd-record", corpus: contenders, words: JSON, parse: etcd_record },
     Target { name: "zookeeper-record", corpus: contenders, words: JSON, parse: zookeeper_record },
     Target { name: "zookeeper", corpus: answers_of_zookeeper, words: &[], parse: zookeeper_answer },
+    Target {
+        name: "zookeeper-queue",
+        corpus: queues,
+        words: &["\n", "-slots-2", "-shared", "-hold-1", "__lock__"],
+        parse: queue,
+    },
     Target { name: "redis", corpus: answers_of_redis, words: RESP, parse: redis_answer },
     Target { name: "postgres", corpus: answers_of_postgres, words: JSON, parse: postgres_answer },
     Target { name: "guardian", corpus: messages, words: JSON, parse: message },
@@ -156,7 +163,7 @@ fn with_file<T>(input: &[u8], read: impl FnOnce(&File) -> T) -> T {
 }
 
 fn file_record(input: &[u8]) -> bool {
-    let Some(record) = with_file(input, |file| file::record::Record::read_from(file)) else { return false };
+    let Some(record) = with_file(input, file::record::Record::read_from) else { return false };
     let _ = (record.ttl(), record.held_on_for());
     show(with_holder(Holder { ttl: Some(record.ttl()), ..Holder::from(record.who) }));
     true
@@ -232,6 +239,29 @@ fn zookeeper_answer(input: &[u8]) -> bool {
         wire::multi_refusal(&body).is_ok(),
     ];
     read.contains(&true)
+}
+
+/// The names of a lock's children, one a line.
+fn queues() -> Vec<Vec<u8>> {
+    let curator = "_c_0a1b2c3d-0a1b-2c3d-4e5f-0a1b2c3d4e5f-lock-0000000007";
+    let kazoo = "0a1b2c3d0a1b2c3d4e5f0a1b2c3d4e5f__lock__0000000009";
+    let tagged = |tag: &str| curator.replace("-lock-", &format!("{tag}-lock-"));
+    bytes(&[
+        &format!("{curator}\n{kazoo}\n0a__rlock__0000000003\nlast"),
+        &[tagged("-shared"), tagged("-hold-2-shared"), kazoo.to_owned()].join("\n"),
+        &[tagged("-slots-3"), tagged("-hold-1-slots-3"), tagged("-slots-2")].join("\n"),
+    ])
+}
+
+fn queue(input: &[u8]) -> bool {
+    let names: Vec<String> = String::from_utf8_lossy(input).lines().take(50).map(str::to_owned).collect();
+    let queue = Queue::new(&names);
+    for position in 0..queue.entries().len() {
+        assert!(queue.ahead(position).len() <= position, "nobody is ahead who comes later");
+        let _ = queue.holds(position);
+    }
+    let _ = queue.alive_without_place(&names, Mode::Exclusive);
+    !queue.entries().is_empty()
 }
 
 fn answers_of_redis() -> Vec<Vec<u8>> {

@@ -125,7 +125,7 @@ impl Redis {
         };
         self.seen = Some(seen);
         // One millisecond more than the server said: it counts whole ones.
-        let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms + 1).min(beat));
+        let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms.saturating_add(1)).min(beat));
         let holder = holder.text().filter(|owner| !owner.is_empty());
         let holder = holder.map(|owner| status::holder(owner, &details, None));
         Ok(Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again })

@@ -22,7 +22,7 @@
 mod doctor;
 mod ensemble;
 mod link;
-mod queue;
+pub mod queue;
 mod recipe;
 pub mod record;
 mod release;

@@ -41,7 +41,13 @@ impl Run {
                 MainEvent::Keeper(KeeperEvent::Busy(now)) if self.job.wait == Wait::Never => {
                     return Ok(self.busy(Some(&now)));
                 }
-                MainEvent::Keeper(KeeperEvent::Busy(now)) => busy = Some(now),
+                MainEvent::Keeper(KeeperEvent::Busy(now)) => {
+                    busy = Some(now);
+                    // However much the keeper has to say.
+                    if give_up.is_some_and(Instant::has_passed) {
+                        return self.give_up_waiting(began, busy.as_ref());
+                    }
+                }
                 MainEvent::Keeper(news) => {
                     if let Some(ended) = self.heard_while_waiting(news)? {
                         return Ok(ended);
@@ -57,12 +63,7 @@ impl Run {
                     _ => {}
                 },
                 MainEvent::Due if give_up.is_some_and(Instant::has_passed) => {
-                    self.give_up()?;
-                    self.tally.waited = began.elapsed();
-                    return match &busy {
-                        Some(busy) => Ok(self.busy(Some(busy))),
-                        None => Err(self.about(Fault::Unreachable.because("no answer in the time that --wait gives"))),
-                    };
+                    return self.give_up_waiting(began, busy.as_ref());
                 }
                 MainEvent::Due => {}
                 MainEvent::GuardianGone => {
@@ -74,6 +75,15 @@ impl Run {
             if let Some(busy) = &busy {
                 self.voice.waiting(&self.job.name, busy.holder.as_ref(), busy.ahead, began.elapsed());
             }
+        }
+    }
+
+    fn give_up_waiting(&mut self, began: Instant, busy: Option<&Busy>) -> Result<Waited> {
+        self.give_up()?;
+        self.tally.waited = began.elapsed();
+        match busy {
+            Some(busy) => Ok(self.busy(Some(busy))),
+            None => Err(self.about(Fault::Unreachable.because("no answer in the time that --wait gives"))),
         }
     }
 
