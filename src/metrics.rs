@@ -94,7 +94,7 @@ impl Metrics<'_> {
             file.set_permissions(Permissions::from_mode(0o644))?;
             file.write_all(render(samples).as_bytes())
         };
-        self.dir.replace(self.path, &fresh, 0o600, write).map(drop)
+        self.dir.replace(self.path, fresh.as_os_str(), 0o600, write).map(drop)
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {

@@ -20,7 +20,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, readlinkat, renameat};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
@@ -44,14 +44,34 @@ pub struct Place {
 
 /// Finds out what a path means, following the symlinks that we trust.
 pub fn resolve(path: &Path) -> Result<Place> {
-    let mut links = 0;
-    let (mut fd, mut real) = if path.is_absolute() {
-        (enter(nix::fcntl::AT_FDCWD, OsStr::new("/"))?, PathBuf::from("/"))
-    } else {
-        (enter(nix::fcntl::AT_FDCWD, OsStr::new("."))?, std::env::current_dir()?)
+    let (fd, mut real, name) = walk(path, Last::IsNamed)?;
+    let (fd, name) = match (name, real.file_name()) {
+        (Some(name), _) => (fd, name),
+        (None, None) => (fd, ".".into()),
+        // A path such as `.` or `a/..` does not say the name of the directory it leads to.
+        (None, Some(name)) => {
+            let name = name.to_owned();
+            real.pop();
+            (enter(&fd, OsStr::new(".."))?, name)
+        }
     };
+    Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name: name.into() })
+}
+
+/// What is to become of the last component of a path.
+#[derive(PartialEq)]
+enum Last {
+    IsEntered,
+    IsNamed,
+}
+
+/// Goes down a path: to a directory, its real path, and the last component if it was to be named and there is one.
+fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)> {
+    let mut real = if path.is_absolute() { PathBuf::from("/") } else { std::env::current_dir()? };
+    let mut fd = enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?;
     let mut left: Vec<OsString> = Vec::new();
-    push(&mut left, path);
+    push(&mut left, path.strip_prefix("/").unwrap_or(path));
+    let mut links = 0;
     while let Some(name) = left.pop() {
         match name.as_bytes() {
             b"." => continue,
@@ -61,7 +81,7 @@ pub fn resolve(path: &Path) -> Result<Place> {
                 real.pop();
             }
             _ => {
-                let target = if left.is_empty() {
+                let target = if left.is_empty() && last == Last::IsNamed {
                     link_target(&fd, &real, &name)?
                 } else {
                     match enter(&fd, &name) {
@@ -73,9 +93,7 @@ pub fn resolve(path: &Path) -> Result<Place> {
                         Err(error) => Some(link_target(&fd, &real, &name)?.ok_or(error)?),
                     }
                 };
-                let Some(target) = target else {
-                    return Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name: name.into() });
-                };
+                let Some(target) = target else { return Ok((fd, real, Some(name))) };
                 links += 1;
                 if links > MOST_LINKS {
                     return Err(Errno::ELOOP.into());
@@ -84,12 +102,7 @@ pub fn resolve(path: &Path) -> Result<Place> {
             }
         }
     }
-    // It ends in a directory whose name is not in the path, as `.` and `..` do.
-    let Some(name) = real.file_name().map(PathBuf::from) else {
-        return Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name: ".".into() });
-    };
-    real.pop();
-    Ok(Place { dir: Dir { fd: Arc::new(enter(&fd, OsStr::new(".."))?), path: real }, name })
+    Ok((fd, real, None))
 }
 
 /// The last component comes first.
@@ -121,8 +134,7 @@ impl Place {
 impl Dir {
     /// Keeps the path as it was given: what it leads to may change.
     pub fn open(path: &Path) -> Result<Dir> {
-        let place = resolve(path)?;
-        let fd = enter(&place.dir.fd, place.name.as_os_str())?;
+        let (fd, ..) = walk(path, Last::IsEntered)?;
         Ok(Dir { fd: Arc::new(fd), path: path.to_owned() })
     }
 
@@ -136,35 +148,25 @@ impl Dir {
 
     /// Opens a regular file, without waiting for anybody.
     pub fn open_file(&self, below: &Path, flags: OFlag, mode: u32) -> Result<File> {
-        const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
         let (dir, name) = self.descend(below)?;
-        let file = openat(dir, name, flags | SAFELY, Mode::from_bits_truncate(mode)).map_err(no_link)?;
-        let file = File::from(file);
-        match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
-        }
+        open_regular(&dir, name, flags, mode)
     }
 
-    /// Puts a new file in the place of what is there, in one step. It is written under the name `fresh` first.
+    /// Puts a new file in the place of what is there, in one step. It is written beside it first, as `fresh`.
     pub fn replace(
         &self,
         below: &Path,
-        fresh: &Path,
+        fresh: &OsStr,
         mode: u32,
         write: impl FnOnce(&mut File) -> Result<()>,
     ) -> Result<File> {
-        let mut file = self.open_file(fresh, OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL, mode)?;
-        let written = write(&mut file).and_then(|()| self.rename(fresh, below));
+        let (dir, name) = self.descend(below)?;
+        let mut file = open_regular(&dir, fresh, OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL, mode)?;
+        let written = write(&mut file).and_then(|()| Ok(renameat(&dir, fresh, &dir, name)?));
         if written.is_err() {
-            let _ = self.remove(fresh);
+            let _ = unlinkat(&dir, fresh, UnlinkatFlags::NoRemoveDir);
         }
         written.map(|()| file)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        let ((from_dir, from), (to_dir, to)) = (self.descend(from)?, self.descend(to)?);
-        Ok(renameat(from_dir, from, to_dir, to)?)
     }
 
     pub fn remove(&self, below: &Path) -> Result<()> {
@@ -233,6 +235,15 @@ pub fn sole_name(file: File) -> Result<File> {
     match file.metadata()?.nlink() {
         0 | 1 => Ok(file),
         _ => Err(refused("it is a hard link, which could lead anywhere: remove it")),
+    }
+}
+
+fn open_regular(dir: &OwnedFd, name: &OsStr, flags: OFlag, mode: u32) -> Result<File> {
+    const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
+    let file = File::from(openat(dir, name, flags | SAFELY, Mode::from_bits_truncate(mode)).map_err(no_link)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
     }
 }
 

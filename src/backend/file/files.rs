@@ -7,7 +7,7 @@
 //! `taken.`, `last-run`) the others can only read, and replace as a whole. Others than the group get nothing: whoever
 //! may read a lock file may lock it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::fd::{AsFd, AsRawFd};
@@ -136,7 +136,7 @@ impl LockFiles {
 
     fn put(&self, file: &Path, write: impl Fn(&mut File) -> IoResult<()>) -> IoResult<File> {
         let random = getrandom::u64().map_err(Error::other)?;
-        let fresh = file.with_file_name(format!("tmp.{random:016x}"));
+        let fresh = OsString::from(format!("tmp.{random:016x}"));
         match self.dir.replace(file, &fresh, 0o600, &write) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.make_directory(&self.side)?;
