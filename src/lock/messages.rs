@@ -30,8 +30,8 @@ pub fn counter_went_back(newest: Token, recorded: Token, cause: &str, advice: im
     )
 }
 
-/// The token on record that a new one would have to be greater than, but is not. No dlock makes one that does not fit an
-/// i64: such a record is nonsense, and refuses nobody.
+/// The token on record that a new one would have to be greater than, but is not. No dlock makes one that does not fit
+/// an i64: such a record is nonsense, and refuses nobody.
 pub fn newer_on_record(newest: Token, recorded: impl IntoIterator<Item = Token>) -> Option<Token> {
     let possible = recorded.into_iter().filter(|token| i64::try_from(token.0).is_ok());
     possible.max().filter(|recorded| *recorded >= newest)

@@ -57,8 +57,8 @@ impl Extended {
         Extended { term: Term { from, ttl, slack: Duration::ZERO }, raft_term }
     }
 
-    /// The lease, if a later linearizable read shows that the same leader was in office all the time: a deposed one goes
-    /// on confirming renewals that its successor knows nothing of.
+    /// The lease, if a later linearizable read shows that the same leader was in office all the time: a deposed one
+    /// goes on confirming renewals that its successor knows nothing of.
     pub fn confirmed_in(self, raft_term: u64) -> Result<Term> {
         if self.raft_term.is_some_and(|extended_in| extended_in != raft_term) {
             return Err(Fault::Unreachable.because("etcd changed its leader while the lease was renewed"));

@@ -213,8 +213,8 @@ impl Etcd {
         is_next.then(|| from + ttl.max(Duration::from_secs(1)) / 3)
     }
 
-    /// Refuses to go on where etcd's revisions went back. With shares and slots a holder may end before another one asks
-    /// for its token, so that only etcd's own revision tells.
+    /// Refuses to go on where etcd's revisions went back. With shares and slots a holder may end before another one
+    /// asks for its token, so that only etcd's own revision tells.
     async fn expect_newest_token(&mut self, ask: &Ask, look: &Look, me: &Entry) -> Result<()> {
         let newest = match ask.mode {
             Mode::Exclusive => me.token(),

@@ -1,9 +1,9 @@
 //! The recipe: taking a place in the queue, finding it again, keeping it, and getting the lock when it is our turn.
 //!
-//! Beside every place lies a sign of life: one more ephemeral node of the same session, where nobody looks who cleans up
-//! the queue by hand. It is made and removed in the transactions that make and remove the place. A sign without a place
-//! is somebody's whose place was deleted, and who may not have noticed yet: its command runs on for as long as its
-//! session may live, and whoever would be next waits for that. Other programs know nothing of it.
+//! Beside every place lies a sign of life: one more ephemeral node of the same session, where nobody looks who cleans
+//! up the queue by hand. It is made and removed in the transactions that make and remove the place. A sign without a
+//! place is somebody's whose place was deleted, and who may not have noticed yet: its command runs on for as long as
+//! its session may live, and whoever would be next waits for that. Other programs know nothing of it.
 
 use std::time::Duration;
 
@@ -257,8 +257,8 @@ impl ZooKeeper {
         Ok(Some(Look::read(&answers[2..], dir)?).filter(|look| look.queue.position(&place.node).is_some()))
     }
 
-    /// Until when a holder that vanished together with our session may run its command: the servers have lost their data.
-    /// As long as the session lasts, signs of life tell, and whoever has none ended in good order.
+    /// Until when a holder that vanished together with our session may run its command: the servers have lost their
+    /// data. As long as the session lasts, signs of life tell, and whoever has none ended in good order.
     fn vanished(&mut self, look: &Look) -> Result<Option<Instant>> {
         let session = self.ensemble.session()?.id;
         if self.seen_in.replace(session) == Some(session) {
@@ -276,8 +276,8 @@ impl ZooKeeper {
         let head = &look.queue.entries()[0];
         let mut requests = vec![Request::get_data(&path(head))];
         if ask.queue {
-            // Whoever loses its place is in others' way until it takes a new one. (A holder of a slot or a share writes to
-            // its node itself, and would hear of nothing else.)
+            // Whoever loses its place is in others' way until it takes a new one. (A holder of a slot or a share writes
+            // to its node itself, and would hear of nothing else.)
             let own = (ask.mode == Mode::Exclusive).then_some(&look.queue.entries()[position]);
             requests.extend(own.map(watch));
             match watched(ask.mode, look.queue.ahead(position)) {
@@ -389,7 +389,8 @@ impl ZooKeeper {
         Ok(())
     }
 
-    /// Watches the node by which we hold the lock, unless that is done. False if an operator was there before the watch.
+    /// Watches the node by which we hold the lock, unless that is done. False if an operator was there before the
+    /// watch.
     pub(super) async fn watch_place(&mut self) -> Result<bool> {
         let Some(place) = self.place.as_ref().filter(|_| !self.watches_place) else { return Ok(true) };
         let ours = self.ensemble.call_one(Request::get_data(&place.path).watched()).await?;

@@ -1,10 +1,11 @@
 //! Keeping the lease, releasing the lock, and keeping others out without a session.
 //!
-//! Nothing ephemeral outlives its session, so a release with a hold (`--hold-at-least`, and `dlock acquire` until its ttl
-//! is over) puts a persistent node in our place, with the same sequence number: other programs wait for it as they did
-//! for us. It lasts for so long after its creation, by the servers' clocks alone: that those of hosts differ is what holds
-//! are for. Once that is over, any dlock that contends takes it out of the way. So does the server, if it was told to have
-//! nodes with a ttl (`zookeeper.extendedTypesEnabled`); if not, and if no dlock ever comes, other programs wait on.
+//! Nothing ephemeral outlives its session, so a release with a hold (`--hold-at-least`, and `dlock acquire` until its
+//! ttl is over) puts a persistent node in our place, with the same sequence number: other programs wait for it as they
+//! did for us. It lasts for so long after its creation, by the servers' clocks alone: that those of hosts differ is
+//! what holds are for. Once that is over, any dlock that contends takes it out of the way. So does the server, if it
+//! was told to have nodes with a ttl (`zookeeper.extendedTypesEnabled`); if not, and if no dlock ever comes, other
+//! programs wait on.
 
 use std::time::Duration;
 

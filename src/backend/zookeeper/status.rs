@@ -1,9 +1,9 @@
 //! What operators do: look at a lock, list all, take one away. Nobody's place is disturbed by looking.
 //!
-//! Whoever frees a lock at once makes the run that is cut short the last run, in the same transaction, and puts the reason
-//! where its holder looks for it when its place is gone. That is one node beside the last run, for all whose locks were
-//! taken away of late: nothing that belongs to the holder's session is left to write it on, and a node for each would
-//! stay where a holder never comes back.
+//! Whoever frees a lock at once makes the run that is cut short the last run, in the same transaction, and puts the
+//! reason where its holder looks for it when its place is gone. That is one node beside the last run, for all whose
+//! locks were taken away of late: nothing that belongs to the holder's session is left to write it on, and a node for
+//! each would stay where a holder never comes back.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
-/// How many holders can be told that their lock was taken away, however late they ask; with a reason of the longest kind
-/// each, that is far below what a node may hold.
+/// How many holders can be told that their lock was taken away, however late they ask; with a reason of the longest
+/// kind each, that is far below what a node may hold.
 const MOST_TAKEN: usize = 200;
 
 /// A lock that was taken away.
