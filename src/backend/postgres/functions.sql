@@ -101,10 +101,10 @@ CREATE FUNCTION dlock.in_front(
 $$;
 
 -- Has a lock's row to ourselves until the end of the transaction; see dlock.acquire for why it is an update.
-CREATE FUNCTION dlock.enter(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION dlock.enter(name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM set_config('dlock.inside', 'on', true);
     UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name;
-    RETURN FOUND;
 END $$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
@@ -123,8 +123,7 @@ CREATE FUNCTION dlock.acquire(
     OUT behind bigint,       -- if busy: for dlock.await
     OUT room int,            -- so many waiters may stay connected
     OUT version int          -- of this schema
-) LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     untouched constant boolean := txid_current_if_assigned() IS NULL; -- the commit is about nothing but us
@@ -136,7 +135,7 @@ DECLARE
 BEGIN
     room := current_setting('max_connections')::int * 2 / 3;
     version := dlock.version();
-    PERFORM dlock.durably();
+    PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
 
     -- As long as a waiter is blocked, it changes nothing but its own row. So a thousand that ask again do not wait for
     -- each other.
@@ -245,12 +244,11 @@ END $$;
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL, session int DEFAULT NULL,
     OUT outcome text, OUT reason text
-) LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     self dlock.contenders;
 BEGIN
-    PERFORM dlock.durably();
+    PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
     IF self.token IS NULL THEN
@@ -289,12 +287,13 @@ CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
     keep interval DEFAULT NULL, session int DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     untouched constant boolean := txid_current_if_assigned() IS NULL;
     before dlock.locks;
     self dlock.contenders;
 BEGIN
+    PERFORM set_config('dlock.inside', 'on', true);
     SELECT * INTO before FROM dlock.locks l WHERE l.name = release.name FOR UPDATE;
     IF (before.last_owner, before.last_token) = (release.owner, release.token) THEN
         RETURN true;
@@ -333,7 +332,7 @@ END $$;
 -- 'revoked': it ends when it was going to.
 CREATE OR REPLACE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT outcome text, OUT reason text)
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     self dlock.contenders;
@@ -364,7 +363,7 @@ END $$;
 
 -- Gives up the place in the queue, and the lock if it was granted meanwhile.
 CREATE OR REPLACE FUNCTION dlock.withdraw(name text, owner text) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.enter(name);
     DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
@@ -376,7 +375,7 @@ END $$;
 CREATE OR REPLACE FUNCTION dlock.revoke(
     name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     outcome constant text := CASE WHEN now OR reason IS NULL THEN 'freed' ELSE 'marked' END;
     self dlock.contenders;
