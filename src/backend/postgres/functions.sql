@@ -81,7 +81,7 @@ END $$;
 
 -- Those who are served before a contender, and whether they keep it from the lock.
 CREATE FUNCTION dlock.in_front(
-    self dlock.contenders,
+    self dlock.contenders, at timestamptz,
     OUT blocks boolean, OUT same_slots boolean,
     OUT ahead bigint,      -- waiters
     OUT next_end interval, -- until the first lease ends
@@ -93,11 +93,11 @@ CREATE FUNCTION dlock.in_front(
            END,
            coalesce(bool_and(c.slots = self.slots), true),
            count(*) FILTER (WHERE c.token IS NULL),
-           min(c.expires) - clock_timestamp(),
+           min(c.expires) - at,
            max(c.ticket) FILTER (WHERE self.mode <> 'shared' OR c.mode <> 'shared')
     FROM dlock.contenders c
     WHERE c.name = self.name AND c.owner <> self.owner AND (c.token IS NOT NULL OR (c.ticket < self.ticket) IS NOT FALSE)
-      AND c.server = pg_postmaster_start_time() AND c.expires > clock_timestamp()
+      AND c.server = pg_postmaster_start_time() AND c.expires > at
 $$;
 
 -- Has a lock's row to ourselves until the end of the transaction; see dlock.acquire for why it is an update.
@@ -141,7 +141,7 @@ BEGIN
     -- each other.
     IF again AND queue THEN
         SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-        SELECT f.blocks, f.ahead, f.next_end, f.nearest INTO blocks, ahead, next_end, nearest FROM dlock.in_front(self) f;
+        SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
         IF blocks AND self.token IS NULL THEN
             UPDATE dlock.contenders c SET expires = at + c.ttl, session = pg_backend_pid()
             WHERE c.name = acquire.name AND c.owner = acquire.owner AND c.token IS NULL
@@ -162,6 +162,7 @@ BEGIN
         self := NULL;
         ahead := 0;
         blocks := false;
+        same_slots := true;
         IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name) THEN
             UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
             WHERE c.name = acquire.name AND c.server <> here;
@@ -173,7 +174,7 @@ BEGIN
                 self.mode := acquire.mode;
                 self.slots := acquire.slots;
             END IF;
-            SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self) f;
+            SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
         END IF;
 
         IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
