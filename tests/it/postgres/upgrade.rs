@@ -71,7 +71,7 @@ fn a_lock_that_is_held_stays_held() {
 #[test]
 fn a_lease_of_version_3_ends_when_it_was_going_to() {
     let (server, log) = (older(), Log::new());
-    let token = take(&server, "short", "4 s");
+    let token = take(&server, "short", "9 s");
     let waiter = server.dlock().run("short").args(log.witness(&["for=10"])).spawn();
     await_waiters(&server, "short", 1);
     let end = format!("SELECT extract(epoch FROM '{}'::timestamptz) * 1000000", expires(&server, "short"));

@@ -96,23 +96,32 @@ fn a_waiter_that_slept_through_its_turn_asks_again() {
 fn a_grant_whose_answer_is_lost_comes_back_with_the_same_token() {
     for parameters in ["", "?listen=off"] {
         let (server, name, log) = (Postgres::shared(), unique("lost-answer"), Log::new());
-        let release = held_by_sql(server, &name);
+        used(server);
+        server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '6 s')"));
         let proxy = Proxy::to(server.port());
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres{parameters}", proxy.port());
         let waiter = on(&url).run(&name).args(log.witness(&["for=10"])).spawn();
         await_waiters(server, &name, 1);
+        // Somebody has the lock's row when the lease ends, so that the waiter's question takes its time.
+        let sit = format!("BEGIN; SELECT FROM dlock.locks WHERE name = '{name}' FOR UPDATE; SELECT pg_sleep(60)");
+        let sitting = std::thread::spawn(move || server.try_sql(&sit));
+        let asks = "query LIKE '%dlock.acquire%' AND wait_event_type = 'Lock'";
+        until("the waiter to ask", || {
+            server.sql(&format!("SELECT count(*) FROM pg_stat_activity WHERE {asks}")) == "1"
+        });
         proxy.swallow_answers();
-        release();
+        server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; SELECT FROM %'");
         let mut granted = String::new();
+        let whose = format!("name = '{name}' AND token IS NOT NULL AND owner <> 'psql-1'");
         until("the waiter to be granted the lock", || {
-            granted =
-                server.sql(&format!("SELECT token FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL"));
+            granted = server.sql(&format!("SELECT token FROM dlock.contenders WHERE {whose}"));
             !granted.is_empty()
         });
         proxy.cut();
         proxy.heal();
         waiter.ended().expect(0);
         assert_eq!(log.runs()[0].token.to_string(), granted, "{parameters}");
+        assert!(sitting.join().unwrap().is_err());
     }
 }
 
