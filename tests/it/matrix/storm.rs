@@ -43,7 +43,9 @@ impl Storm {
     /// Most wait for as long as it takes, and are quickly done; some hold the lock for a renewal or two.
     fn behaviour(self, place: usize, nth: usize) -> Behaviour {
         let mut dice = self.plan.dice(1 + place as u64, nth as u64);
-        let options = [&["--wait", "3s"][..], &[]][dice.below(8).min(1)];
+        // So many that start at once may take their time.
+        let patient = &["--connect-timeout", "30s", "--wait", "3s"];
+        let options = [&patient[..], &patient[..2]][dice.below(8).min(1)];
         let longest = if dice.below(25) == 0 { 2500 } else { 40 };
         let mut words = vec![format!("for={}", 1 + dice.below(longest))];
         if dice.below(3) == 0 {
