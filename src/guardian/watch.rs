@@ -141,7 +141,9 @@ impl Watch {
             self.arm()?;
             let woken = self.sleep()?;
             let was_stopped = self.read_signals();
-            if woken.by_dlock {
+            // All that dlock has said counts before anything is enforced: a later deadline may have come in the meantime.
+            let mut spoken_to = woken.by_dlock;
+            while spoken_to {
                 match self.link.receive()? {
                     Some((Order::Linger { until }, descriptors)) => {
                         self.descriptors = descriptors;
@@ -153,7 +155,9 @@ impl Watch {
                         return Ok(());
                     }
                 }
-            } else if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measure_at.has_passed()) {
+                spoken_to = self.link.has_more();
+            }
+            if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measure_at.has_passed()) {
                 self.measure(lateness);
             }
             // First: a command that forks without end must not keep us from it.

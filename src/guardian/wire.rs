@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, recv,
     recvmsg, sendmsg, shutdown, socketpair,
@@ -81,6 +82,11 @@ impl Link {
         let rights = if raw.is_empty() { &rights[..0] } else { &rights[..] };
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         sendmsg::<UnixAddr>(self.0.as_raw_fd(), &[IoSlice::new(&bytes)], rights, flags, None).map(drop)
+    }
+
+    /// Whether [`receive`](Self::receive) would not block.
+    pub fn has_more(&self) -> bool {
+        poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// For all clones, whoever has them.

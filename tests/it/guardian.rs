@@ -219,3 +219,26 @@ fn processes_that_may_not_be_killed_are_named() {
     }
     ended.expect(124).saying("not permitted to kill immune (");
 }
+
+/// What it finds when it wakes is old; that the lease was renewed meanwhile is behind it in the same queue.
+#[test]
+fn a_guardian_that_was_stopped_while_the_lease_was_renewed_goes_on() {
+    let (redis, log) = (Redis::new(), Log::new());
+    let holder = redis.dlock().run("x").args(["--ttl", "2s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    signal(holder.guardian(), Signal::SIGSTOP);
+    // Four renewals are more than one lease.
+    let (mut renewals, mut left) = (0, i64::MAX);
+    until("the lease to be renewed four times", || {
+        let now: i64 = redis.does(&["PTTL", "dlock:x"]).trim().parse().unwrap();
+        renewals += usize::from(now > left);
+        left = now;
+        renewals == 4
+    });
+    signal(holder.guardian(), Signal::SIGCONT);
+    log.await_beat();
+    log.await_beat();
+    assert_eq!(log.runs().len(), 1);
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143);
+}
