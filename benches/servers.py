@@ -223,8 +223,8 @@ class ZooKeeper(Backend):
 
 class Postgres(Backend):
     name = "postgres"
-    run_aim = Aim(0.05, "psycopg")
-    hand_over_aim = Aim(3.0)
+    run_aim = Aim(0.07, "psycopg")
+    hand_over_aim = Aim(4.0)
     # More than a thousand waiters, each with a connection of its own; the default of 100 is not enough for 256.
     connections = 2100
 

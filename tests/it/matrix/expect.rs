@@ -141,8 +141,9 @@ pub fn exit_codes(backend: Backend, fault: Fault) -> &'static [i32] {
         // takes a guardian for dead that has not acted in time; or the keeper, who finds that all is well.
         (F::MachineFrozen, B::File) => &[79, 125, 137],
         (F::FollowerKilled, B::RedisReplicated | B::PostgresPair) => &[79],
-        // ZooKeeper's sessions do not go by the wall clock, and Redlock takes nodes again that have forgotten it.
-        (F::ClockForward, B::ZooKeeper1) => &[79, 137],
+        // ZooKeeper's sessions do not go by the wall clock, and Redlock takes nodes again that have forgotten it. On
+        // PostgreSQL the holder may renew before anybody asks.
+        (F::ClockForward, B::ZooKeeper1 | B::Postgres) => &[79, 137],
         (F::ClockForward | F::RecordDeleted | F::Flushed | F::Evicted | F::ServersRestartedEmpty, backend)
             if !backend.is_redlock() =>
         {
