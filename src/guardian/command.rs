@@ -196,3 +196,68 @@ fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sys::wait::{WaitStatus, waitpid};
+
+    use super::super::alone;
+    use super::*;
+
+    fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+    }
+
+    #[test]
+    fn variables_of_the_lock_are_put_over_what_was_inherited() {
+        let foreign = OsString::from_vec(b"\xff\xfe".to_vec());
+        let inherited = [("A", "old"), ("AB", "stays"), ("B", "old"), ("C", "old"), ("C", "twice")];
+        let inherited = inherited.map(|(key, value)| entry(OsStr::new(key), OsStr::new(value)).unwrap());
+        let mut environment = [inherited.to_vec(), vec![entry(OsStr::new("F"), &foreign).unwrap()]].concat();
+        put(&mut environment, &variables(&[("A", "new"), ("B", ""), ("C", "x=y"), ("D", "added"), ("E", "")]));
+        environment.sort();
+        let expected: [&[u8]; 5] = [b"A=new", b"AB=stays", b"C=x=y", b"D=added", b"F=\xff\xfe"];
+        assert_eq!(environment.iter().map(|entry| entry.as_bytes()).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_value_that_no_environment_can_hold_is_left_out() {
+        let mut environment = vec![entry(OsStr::new("A"), OsStr::new("old")).unwrap()];
+        put(&mut environment, &variables(&[("A", "a\0b"), ("B", "good")]));
+        assert_eq!(environment, [c"B=good".to_owned()]);
+    }
+
+    /// Starts it and waits: why it could not be executed, and how it ended.
+    fn started(argv: &[&str]) -> (Option<i32>, WaitStatus) {
+        let argv = argv.iter().map(OsString::from).collect();
+        let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
+        let mut command = Command::new(&plan, None).unwrap();
+        assert!(command.awaited().is_none(), "nothing was started yet");
+        command.start(&variables(&[("TOKEN", "7")]), None).unwrap();
+        let awaited = command.awaited().unwrap();
+        poll(&mut [PollFd::new(awaited, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+        let result = command.exec_result();
+        assert!(command.awaited().is_none(), "it is heard once");
+        let pid = command.pid.unwrap();
+        assert!(command.is(pid));
+        assert_eq!(command.own_group(), Some(pid));
+        let status = waitpid(pid, None).unwrap();
+        command.note_reaped();
+        assert!(!command.is(pid), "its number may be somebody else's now");
+        assert_eq!(command.own_group(), None);
+        (result, status)
+    }
+
+    #[test]
+    fn it_is_heard_whether_a_command_could_be_executed() {
+        alone("command::tests::it_is_heard_whether_a_command_could_be_executed", || {
+            let (result, status) = started(&["sh", "-c", "test \"$TOKEN\" = 7 && exit 3"]);
+            assert_eq!((result, matches!(status, WaitStatus::Exited(_, 3))), (None, true), "{status:?}");
+            assert_eq!(started(&["/no/such/program"]).0, Some(libc::ENOENT));
+            assert_eq!(started(&["/"]).0, Some(libc::EACCES));
+        });
+    }
+}

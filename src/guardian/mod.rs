@@ -10,6 +10,7 @@ mod command;
 mod leaf;
 mod pace;
 pub mod priority;
+mod stage;
 mod terminal;
 mod tree;
 mod watch;
@@ -249,4 +250,28 @@ impl DeadlineLink {
     pub fn push(&self, deadlines: Deadlines) {
         let _ = self.0.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
     }
+}
+
+/// Runs a test in a process of its own, of which it is the only thread: it has children, and waits for all there are.
+/// The test's program is run again for it, so that there is no other thread when that forks.
+#[cfg(test)]
+fn alone(test: &str, body: impl FnOnce()) {
+    const ALONE: &str = "DLOCK_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        // SAFETY: the only other thread waits for the end of this test.
+        match unsafe { fork() }.expect("it can be forked") {
+            ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
+            ForkResult::Child => {
+                let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
+                // SAFETY: ends this process, whose other thread is not there to hear of it.
+                unsafe { libc::_exit(i32::from(!passed)) }
+            }
+        }
+        return;
+    }
+    let mut itself = std::process::Command::new(std::env::current_exe().expect("a test has a program"));
+    itself.args([&format!("guardian::{test}"), "--exact", "--nocapture"]).env(ALONE, "1");
+    let ran = itself.output().expect("it can be run again");
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
 }

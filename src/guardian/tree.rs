@@ -332,3 +332,112 @@ impl Tree {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::super::alone;
+    use super::*;
+
+    fn shell(script: &str) -> Child {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    fn pid(child: &Child) -> Pid {
+        Pid::from_raw(child.id().cast_signed())
+    }
+
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let began = clock::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A shell, another one below it with a child, all deaf to SIGTERM, and two daemons, of which one is an orphan.
+    const FAMILY: &str = "trap '' TERM HUP; sh -c 'sleep 300; :' & setsid sleep 301 & (setsid sleep 302 &); wait";
+
+    fn is_complete(tree: &Tree) -> bool {
+        let mut names: Vec<_> = tree.descendants().into_iter().map(|pid| tree.proc.name(pid)).collect();
+        names.sort();
+        names == ["sh", "sh", "sleep", "sleep", "sleep"]
+    }
+
+    #[test]
+    fn every_process_is_found_and_ended_daemons_and_deaf_ones_included() {
+        alone("tree::tests::every_process_is_found_and_ended_daemons_and_deaf_ones_included", || {
+            adopt_orphans().unwrap();
+            let mut tree = Tree::below_us(&Proc::open().unwrap()).unwrap();
+            assert!(tree.descendants().is_empty());
+            let first = pid(&shell(FAMILY));
+            until("the family to be complete", || is_complete(&tree));
+            assert_eq!((tree.living(), tree.measure(|_| false).1), (5, 5));
+            let children = tree.top().unwrap();
+            assert!(children.len() == 2 && children.contains(&first), "the orphan came to us");
+            assert!(tree.measure(|_| true).1 < 5, "a walk that takes too long ends");
+            let mut seen = Vec::new();
+            tree.end_all(|pid, status| seen.push((pid, status)), |refused| panic!("{refused:?}"));
+            assert!(matches!(next_news(0), Children::None));
+            assert!(tree.descendants().is_empty());
+            assert!(children.into_iter().all(|child| seen.contains(&(child, libc::SIGKILL))), "{seen:?}");
+        });
+    }
+
+    #[test]
+    fn who_was_there_before_is_left_alone() {
+        alone("tree::tests::who_was_there_before_is_left_alone", || {
+            adopt_orphans().unwrap();
+            let proc = Proc::open().unwrap();
+            let mut before = shell("sleep 300; :");
+            until("its child", || Tree::below(pid(&before), &proc).unwrap().living() == 1);
+            let mut tree = Tree::below_us(&proc).unwrap().sparing_present().unwrap();
+            let after = pid(&shell(FAMILY));
+            until("the family to be complete", || is_complete(&tree));
+            let mut seen = Vec::new();
+            tree.end_all(|pid, _| seen.push(pid), |refused| panic!("{refused:?}"));
+            assert!(seen.contains(&after) && !seen.contains(&pid(&before)), "{seen:?}");
+            assert!(before.try_wait().unwrap().is_none());
+            assert_eq!(Tree::below(pid(&before), &proc).unwrap().living(), 1);
+            Tree::below_us(&proc).unwrap().end_all(|_, _| (), |_| ());
+            assert!(matches!(next_news(0), Children::None));
+        });
+    }
+
+    #[test]
+    fn signals_reach_whom_they_are_meant_for() {
+        alone("tree::tests::signals_reach_whom_they_are_meant_for", || {
+            adopt_orphans().unwrap();
+            let mut tree = Tree::below_us(&Proc::open().unwrap()).unwrap();
+            let (mut chosen, mut other) = (shell("exec sleep 300"), shell("exec sleep 301"));
+            let died_of = |child: &mut Child| {
+                use std::os::unix::process::ExitStatusExt;
+                child.wait().unwrap().signal()
+            };
+            tree.signal_selected(Signal::SIGUSR1, |found| found == pid(&chosen));
+            assert_eq!(died_of(&mut chosen), Some(libc::SIGUSR1));
+            assert!(other.try_wait().unwrap().is_none());
+            // One that is stopped gets its signal with the SIGCONT behind it; nobody gets any once the time is up.
+            kill(pid(&other), Signal::SIGSTOP).unwrap();
+            tree.signal_all(&[Signal::SIGKILL], None, Instant::from_nanos(0));
+            assert!(other.try_wait().unwrap().is_none());
+            tree.signal_all(&[Signal::SIGTERM, Signal::SIGCONT], None, Instant::NEVER);
+            assert_eq!(died_of(&mut other), Some(libc::SIGTERM));
+            tree.end_all(|_, _| (), |_| ());
+        });
+    }
+
+    #[test]
+    fn a_dead_process_that_nobody_has_reaped_does_not_count_as_living() {
+        alone("tree::tests::a_dead_process_that_nobody_has_reaped_does_not_count_as_living", || {
+            let tree = Tree::below_us(&Proc::open().unwrap()).unwrap();
+            let mut child = shell("exit 0");
+            until("it to be dead", || tree.living() == 0);
+            assert_eq!(tree.descendants(), [pid(&child)]);
+            child.wait().unwrap();
+            assert!(tree.descendants().is_empty());
+        });
+    }
+}

@@ -27,24 +27,13 @@ use super::command::{Command, Plan};
 use super::leaf::Leaf;
 use super::pace::Pace;
 use super::priority;
+use super::stage::{Stage, Step};
 use super::tree::{self, Children, Proc, Tree};
 use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
 use crate::lock::Deadlines;
 use crate::report::Event;
-
-/// How far the command has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    /// There is no word to start yet.
-    Waiting,
-    Running,
-    /// The first signal is out; SIGKILL follows at this instant, or earlier if the lease ends.
-    Ending(Instant),
-    /// Nothing of it is left, or what is left is left on purpose.
-    Over,
-}
 
 struct Watch {
     link: Link,
@@ -203,12 +192,8 @@ impl Watch {
     /// Sets the timer to the next instant at which there is something to do; setting it also clears an
     /// expiry that was acted on.
     fn arm(&mut self) -> Result<()> {
-        self.armed = match self.stage {
-            Stage::Waiting => Instant::NEVER,
-            Stage::Running => self.due().signal_at.min(self.measure_at),
-            Stage::Ending(at) => at.min(self.due().kill_at),
-            Stage::Over => self.deadlines.kill_at,
-        };
+        let measure_at = if self.stage == Stage::Running { self.measure_at } else { Instant::NEVER };
+        self.armed = self.stage.due_at(self.deadlines, self.pace).min(measure_at);
         self.timer.set(once_at(self.armed), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timerfd_settime")
     }
 
@@ -333,40 +318,29 @@ impl Watch {
 
     /// Acts on instants that have passed.
     fn enforce(&mut self) {
-        let due = self.due();
-        match self.stage {
-            Stage::Running if due.signal_at.has_passed() => {
-                let outgrown = self.has_outgrown_lease();
-                self.report(if outgrown { GuardianEvent::Outgrown(self.pace) } else { GuardianEvent::Expired });
-                if due.kill_at.has_passed() {
-                    self.end_everything();
-                } else {
-                    // A renewal that comes through now is too late: the command knows that it has to go.
-                    self.first_signal(due.kill_at);
-                }
-            }
-            Stage::Ending(at) if at.min(due.kill_at).has_passed() => self.end_everything(),
-            _ => {}
+        let step = self.stage.step(self.deadlines, self.pace, clock::now());
+        if self.stage == Stage::Running && step != Step::Wait {
+            let outgrown = self.has_outgrown_lease();
+            self.report(if outgrown { GuardianEvent::Outgrown(self.pace) } else { GuardianEvent::Expired });
         }
-        if self.stage == Stage::Over && self.deadlines.kill_at.has_passed() {
-            // dlock did not release in time: it is stopped, or stuck.
-            self.let_go();
-            self.deadlines = Deadlines::NEVER;
+        match step {
+            Step::Wait => {}
+            Step::Signal { kill_at } => self.first_signal(kill_at),
+            Step::Kill => self.end_everything(),
+            Step::LetGo => {
+                self.let_go();
+                self.deadlines = Deadlines::NEVER;
+            }
         }
     }
 
     /// To every process, not only the command's group: a shell that dies of it must not leave the real
-    /// job behind. A second call can only bring the end nearer.
+    /// job behind.
     fn first_signal(&mut self, kill_at: Instant) {
-        match self.stage {
-            Stage::Ending(earlier) => self.stage = Stage::Ending(earlier.min(kill_at)),
-            Stage::Running => {
-                self.stage = Stage::Ending(kill_at);
-                if let Ok(signal) = Signal::try_from(self.options.signal) {
-                    self.command.signal_everything(signal, &self.tree, kill_at.min(self.due().kill_at));
-                }
-            }
-            Stage::Waiting | Stage::Over => {}
+        let before = self.stage;
+        self.stage = before.ending_by(kill_at);
+        if let (Stage::Running, Ok(signal)) = (before, Signal::try_from(self.options.signal)) {
+            self.command.signal_everything(signal, &self.tree, kill_at.min(self.due().kill_at));
         }
     }
 

@@ -136,3 +136,89 @@ impl AsFd for Link {
         self.0.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::io::{Read, Seek, Write};
+
+    use nix::libc;
+
+    use super::*;
+
+    fn arrives<T: Serialize + DeserializeOwned + Debug>(message: &T) {
+        let (ours, theirs) = Link::pair().unwrap();
+        ours.send(message, &[]).unwrap();
+        let (received, descriptors) = theirs.receive::<T>().unwrap().unwrap();
+        assert_eq!(format!("{received:?}"), format!("{message:?}"));
+        assert!(descriptors.is_empty());
+    }
+
+    #[test]
+    fn every_message_arrives_as_it_was_sent() {
+        let sent = Instant::from_nanos(1_234_567_890_123_456_789);
+        let deadlines = Deadlines { signal_at: sent, kill_at: sent + Duration::from_nanos(1), end: Instant::NEVER };
+        let variables = BTreeMap::from([("DLOCK_NAME".into(), "\u{e4}\n\"\0".into())]);
+        arrives(&Order::Start { variables, deadlines, sent });
+        arrives(&Order::Extend { deadlines: Deadlines::NEVER, sent });
+        arrives(&Order::Signal(libc::SIGRTMAX()));
+        arrives(&Order::End { grace: Duration::from_nanos(1) });
+        arrives(&Order::Linger { until: sent });
+        let pace = Pace { lateness: Duration::from_nanos(1), walk: Duration::from_secs(1), processes: usize::MAX };
+        arrives(&GuardianEvent::NotStarted { errno: libc::ENOENT });
+        arrives(&GuardianEvent::TooLate);
+        arrives(&GuardianEvent::Stopped);
+        arrives(&GuardianEvent::Pace(pace));
+        arrives(&GuardianEvent::Expired);
+        arrives(&GuardianEvent::Outgrown(pace));
+        arrives(&GuardianEvent::Refused { processes: vec![("su (x)".into(), i32::MAX)] });
+        arrives(&GuardianEvent::Empty { status: Some(9), leftovers: 3 });
+        arrives(&GuardianEvent::Empty { status: None, leftovers: 0 });
+    }
+
+    #[test]
+    fn descriptors_come_along_with_their_message() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        let sent: Vec<Arc<OwnedFd>> =
+            (0..MOST_DESCRIPTORS).map(|_| Arc::new(file.try_clone().unwrap().into())).collect();
+        ours.send(&Order::Linger { until: Instant::NEVER }, &sent).unwrap();
+        let (_, received) = theirs.receive::<Order>().unwrap().unwrap();
+        assert_eq!(received.len(), MOST_DESCRIPTORS);
+        for descriptor in received {
+            std::fs::File::from(descriptor).write_all(b"x").unwrap();
+        }
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "xxxxxxxx", "they are the same file");
+    }
+
+    #[test]
+    fn a_closed_link_ends_with_what_was_sent_before() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let another = ours.clone();
+        ours.send(&Order::Signal(1), &[]).unwrap();
+        ours.close();
+        assert!(matches!(theirs.receive().unwrap(), Some((Order::Signal(1), _))));
+        assert!(theirs.receive::<Order>().unwrap().is_none());
+        assert_eq!(another.send(&Order::Signal(2), &[]), Err(Errno::EPIPE));
+    }
+
+    #[test]
+    fn whoever_does_not_listen_keeps_nobody_waiting() {
+        let (ours, theirs) = Link::pair().unwrap();
+        let mut sent = 0;
+        let full = loop {
+            match ours.send(&Order::Signal(sent), &[]) {
+                Ok(()) => sent += 1,
+                Err(errno) => break errno,
+            }
+        };
+        assert_eq!(full, Errno::EAGAIN);
+        for n in 0..sent {
+            assert!(matches!(theirs.receive().unwrap(), Some((Order::Signal(got), _)) if got == n));
+        }
+        ours.send(&Order::Signal(sent), &[]).unwrap();
+    }
+}

@@ -62,9 +62,7 @@ fn tree() -> PathBuf {
 fn patch(mutant: &str) {
     let _ = std::fs::remove_dir_all(tree());
     std::fs::create_dir_all(tree()).unwrap();
-    let copied =
-        Command::new("cp").args(["-a", "src", "Cargo.lock", "Cargo.toml"]).arg(tree()).current_dir(root()).status();
-    assert!(copied.unwrap().success());
+    copy(&["src", "Cargo.lock", "Cargo.toml"].map(|file| root().join(file)), &tree());
     // Other names, so that it can be built beside the dlock under test, where all dependencies are. They have the
     // features that they have for tests.
     edit("Cargo.lock", &[("\"dlock-cli\"", "\"dlock-mutant\"")]);
@@ -108,10 +106,24 @@ fn build(mutant: &str) {
     let tested = assert_cmd::cargo::cargo_bin!("dlock");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--frozen", "--bin", "dlock-mutant", "--target-dir"]);
-    let built = cargo.arg(tested.ancestors().nth(3).unwrap()).current_dir(tree()).output().unwrap();
+    cargo.arg(tested.ancestors().nth(3).unwrap()).current_dir(tree());
+    // What the cargo around us has set would make the dependencies look changed.
+    for (key, _) in std::env::vars_os() {
+        if ["CARGO_MANIFEST", "CARGO_PKG"].iter().any(|ours| key.as_encoded_bytes().starts_with(ours.as_bytes())) {
+            cargo.env_remove(key);
+        }
+    }
+    let built = cargo.output().unwrap();
     assert!(built.status.success(), "{mutant}: {}", String::from_utf8_lossy(&built.stderr));
     std::fs::create_dir_all(binary(mutant).parent().unwrap()).unwrap();
-    std::fs::copy(tested.with_file_name("dlock-mutant"), binary(mutant)).unwrap();
+    copy(&[tested.with_file_name("dlock-mutant")], &binary(mutant));
+}
+
+/// By another process: a program that was open for writing in this one may not run yet (ETXTBSY), since a child that was
+/// forked meanwhile may still have it open.
+fn copy(from: &[PathBuf], to: &Path) {
+    let copied = Command::new("cp").args(["-a", "--remove-destination"]).args(from).arg(to).status();
+    assert!(copied.unwrap().success());
 }
 
 fn is_caught(mutant: &'static str, backend: Backend, fault: Fault) -> bool {
