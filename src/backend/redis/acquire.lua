@@ -5,6 +5,8 @@ local owner, mode, wide, ttl, waits, place, key, who, seen_token, seen_owner, se
   unpack(ARGV)
 local value = settle()
 local micros = time[1] * 1000000 + time[2]
+-- What the lock holds while it is ours.
+local ours = mode == 'exclusive' and owner or '=' .. mode
 
 -- How long the lease of a holder lasts from now (ms); -1 if for ever.
 local function lease_left(holder)
@@ -18,7 +20,7 @@ end
 local function has_lost_data()
   local known, seen = last_token(), tonumber(seen_token)
   if known ~= seen or tonumber(seen_left) == 0 then return known < seen end
-  if has_left(seen_owner) or redis.call('SISMEMBER', held, seen_owner) == 1 then return false end
+  if has_left(seen_owner) or redis.call('SISMEMBER', lingering, seen_owner) == 1 then return false end
   local left = lease_left(seen_owner)
   return left >= 0 and left + seen_lasts / 4 < tonumber(seen_left)
 end
@@ -79,10 +81,10 @@ if holds(value, owner) then
     describe(token, slot)
   end
   if note and note:sub(1, 8) == 'revoked ' then
-    return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0) }
+    return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0), ours }
   end
   lease(value, owner, ttl)
-  return { 'granted', token, slot, ttl }
+  return { 'granted', token, slot, ttl, ours }
 end
 
 if key ~= '' and redis.call('SISMEMBER', once, key) == 1 then
@@ -96,7 +98,7 @@ local passed = passed_over()
 local ahead = math.max((rank or redis.call('ZCARD', queue)) - passed, 0)
 local agreed = ask('GET', width)
 if agreed and agreed ~= wide and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
-  return { 'terms', agreed }
+  return { 'other-slots', agreed }
 end
 
 if may_hold(passed, ahead) then
@@ -104,10 +106,10 @@ if may_hold(passed, ahead) then
   forget(owner)
   describe(token, slot)
   redis.call('SET', width, wide)
-  if mode == 'exclusive' then lease(owner, owner, ttl) else lease('=' .. mode, owner, ttl) end
+  lease(ours, owner, ttl)
   wake()
   if rank and ahead == 0 then tell_first() end
-  return { 'granted', token, slot, ttl }
+  return { 'granted', token, slot, ttl, ours }
 end
 
 if waits == '1' then
@@ -133,7 +135,7 @@ local holder = everybody[#everybody] or ''
 local lasts, left = 0, 0
 for _, one in ipairs(everybody) do
   local ttl, ends = tonumber(detail(one, 2) or ''), math.max(lease_left(one), 0)
-  local kept_alive = ttl and redis.call('SISMEMBER', held, one) == 0
+  local kept_alive = ttl and redis.call('SISMEMBER', lingering, one) == 0
   lasts = math.max(lasts, ttl or 0, kept_alive and 0 or ends)
   if kept_alive and #everybody == 1 then left = ends end
 end

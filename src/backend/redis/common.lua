@@ -2,7 +2,7 @@
 --
 -- lock     string  the lock itself: its one holder's owner id, or =MODE where several hold it together
 -- holders  zset    owner -> when its lease ends (ms)
--- held     set     those of the holders that nobody keeps alive: what a release has left behind
+-- lingering  set  those of the holders that nobody keeps alive: what a release has left behind
 -- queue    zset    owner -> ticket, for those who wait
 -- places   zset    owner -> when it loses its place unless it asks again (ms)
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
@@ -12,7 +12,7 @@
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
 --                  of it, for requests that arrive late or twice: "released", "gone", "withdrawn", "taken REASON"
-local lock, holders, held, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
+local lock, holders, lingering, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. It keeps its
 -- place: if it lives, it is first again as soon as it asks.
@@ -42,7 +42,7 @@ end
 
 local function forget(owner)
   redis.call('ZREM', holders, owner)
-  redis.call('SREM', held, owner)
+  redis.call('SREM', lingering, owner)
   redis.call('ZREM', queue, owner)
   redis.call('ZREM', places, owner)
   redis.call('HDEL', details, owner)

@@ -8,14 +8,16 @@
 //! even over the loss of all data, as long as the server's clock does.
 //!
 //! What a plain Redis cannot promise: a server that loses its data, in a restart or a failover, grants a
-//! newcomer what is still held. Waiters tell it what they have seen, which closes that gap while there are
-//! any; `wait-replicas=N` in the URL counts a grant or renewal only once so many replicas have it.
+//! newcomer what is still held. Waiters tell it whom they have seen, and keep the lock for that holder's whole
+//! ttl: it may have renewed its lease after they looked. That closes the gap while there are any waiters;
+//! `wait-replicas=N` in the URL counts a grant or renewal only once so many replicas have it.
 //!
 //! Whoever waits or holds watches keys by client-side caching (Redis 6): the server pushes a message when
 //! one of them changes for whatever reason, be it `DEL`, `FLUSHALL`, expiry or eviction. That needs no
 //! configuration and no other permission than reading the keys. A server that cannot is asked more often.
 
 mod acquire;
+mod answer;
 pub mod examine;
 pub mod link;
 pub mod resp;
@@ -27,7 +29,7 @@ pub mod watch;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
@@ -38,7 +40,7 @@ use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
 use acquire::Seen;
-use resp::{Value, command};
+use resp::command;
 use script::{Script, script};
 use server::Server;
 use target::Target;
@@ -157,23 +159,18 @@ impl Backend for Redis {
         let from = clock::now();
         let args = [lease.owner.as_str(), &millis(lease.term.ttl)];
         let reply = self.server.run(&RENEW, &self.keys(&lease.name), &args).await?;
-        let [verdict, rest @ ..] = reply.items() else { bail!("a renewal was answered with {reply:?}") };
-        let text = || rest.first().and_then(Value::text).unwrap_or_default().chars().take(500).collect::<String>();
-        Ok(match verdict.text().as_deref() {
-            Some("held") => {
+        Ok(match answer::renew(&reply)? {
+            answer::Renew::Held => {
                 self.replicated().await?;
                 Renewal::Held(term(from, lease.term.ttl))
             }
-            Some("revoked") => Renewal::Revoked(text()),
-            Some("taken") => Renewal::Taken(text()),
-            Some("lost") => Renewal::Lost(match text() {
-                nobody if nobody.is_empty() => "its key is gone from Redis".to_owned(),
-                others if others.starts_with('=') => {
-                    format!("our lease is gone from Redis; now it is {}", &others[1..])
-                }
-                other => format!("its key in Redis now belongs to {other}"),
-            }),
-            _ => bail!("a renewal was answered with {reply:?}"),
+            answer::Renew::Revoked(reason) => Renewal::Revoked(reason),
+            answer::Renew::Taken(reason) => Renewal::Taken(reason),
+            answer::Renew::Lost(None) => Renewal::Lost("its key is gone from Redis".to_owned()),
+            answer::Renew::Lost(Some(other)) => Renewal::Lost(format!("its key in Redis now belongs to {other}")),
+            answer::Renew::LostToSeveral(mode) => {
+                Renewal::Lost(format!("our lease is gone from Redis; now it is {mode}"))
+            }
         })
     }
 
@@ -188,27 +185,17 @@ impl Backend for Redis {
         let before = self.unreleased.replace("no answer".to_owned());
         let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
         self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
-        match (reply?.text().as_deref(), before) {
-            (Some("released"), _) => Ok(Released::Done),
-            (Some(taken), _) if taken.starts_with("taken ") => Ok(Released::Taken(taken["taken ".len()..].to_owned())),
+        match (answer::release(&reply?)?, before) {
+            (answer::Release::Done, _) => Ok(Released::Done),
+            (answer::Release::Taken(reason), _) => Ok(Released::Taken(reason)),
             // After an earlier try that failed, a lease that ran out since is no loss.
-            (Some("gone"), Some(why)) => Err(ran_out(&why)),
-            (Some("gone"), None) => Ok(Released::NotOurs),
-            (other, _) => Err(anyhow!("a release was answered with {other:?}")),
+            (answer::Release::Gone, Some(why)) => Err(ran_out(&why)),
+            (answer::Release::Gone, None) => Ok(Released::NotOurs),
         }
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        let reply = self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?;
-        let reason = || reply.items().get(1).and_then(Value::text).unwrap_or_default();
-        Ok(match reply.items().first().and_then(Value::text).as_deref() {
-            Some("done") => Reheld::Done,
-            Some("gone") => Reheld::NotOurs,
-            Some("running") => Reheld::Running,
-            Some("revoked") => Reheld::Revoked(reason()),
-            Some("taken") => Reheld::Taken(reason()),
-            _ => bail!("a hold was answered with {reply:?}"),
-        })
+        answer::rehold(&self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?)
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -233,14 +220,13 @@ impl Backend for Redis {
         };
         let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
         let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason, &run, &keep]).await?;
-        Ok(match reply.text().as_deref() {
-            Some("marked") => Revoked::Marked,
-            Some("freed") => Revoked::Freed,
-            Some("free") => Revoked::NotHeld,
-            Some("foreign") => Revoked::Impossible(
+        Ok(match answer::revoke(&reply)? {
+            answer::Revoke::Marked => Revoked::Marked,
+            answer::Revoke::Freed => Revoked::Freed,
+            answer::Revoke::NotHeld => Revoked::NotHeld,
+            answer::Revoke::Foreign => Revoked::Impossible(
                 "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
             ),
-            _ => bail!("a revoke was answered with {reply:?}"),
         })
     }
 }

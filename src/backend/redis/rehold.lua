@@ -6,7 +6,7 @@ if not holds(value, owner) then
   if why then return { 'taken', why } end
   return { 'gone' }
 end
-if redis.call('SISMEMBER', held, owner) == 0 then return { 'running' } end
+if redis.call('SISMEMBER', lingering, owner) == 0 then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(value, owner)
   redis.pcall('SET', notes .. owner, 'released', 'PX', 60000)

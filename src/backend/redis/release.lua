@@ -13,7 +13,7 @@ if holds(value, owner) then
   if run ~= '' then redis.pcall('SET', last, run) end
   if tonumber(hold) > 0 then
     extend(value, owner, hold)
-    redis.pcall('SADD', held, owner)
+    redis.pcall('SADD', lingering, owner)
     tell_first()
   else
     let_go(value, owner)
@@ -21,7 +21,7 @@ if holds(value, owner) then
   end
 elseif taken(note) then
   -- How the run ended is on record already, and why; the note stays, should this be asked again.
-  answer = note
+  answer = 'taken'
 elseif note and note:sub(-8) == 'released' then
   answer = 'released'
 else
@@ -35,4 +35,4 @@ if forsake == '1' then
 elseif answer == 'released' or answer == 'gone' then
   redis.pcall('SET', notes .. owner, answer, 'PX', 60000)
 end
-return answer
+return { answer, taken(note) or '' }

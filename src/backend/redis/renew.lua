@@ -2,8 +2,9 @@
 local owner, ttl = unpack(ARGV)
 local value = settle()
 local note = ask('GET', notes .. owner)
-if not holds(value, owner) or redis.call('SISMEMBER', held, owner) == 1 then
+if not holds(value, owner) or redis.call('SISMEMBER', lingering, owner) == 1 then
   if taken(note) then return { 'taken', taken(note) } end
+  if together(value) then return { 'lost-to-several', value:sub(2) } end
   return { 'lost', value or '' }
 end
 if note and note:sub(1, 8) == 'revoked ' then

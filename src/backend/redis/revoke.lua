@@ -6,7 +6,7 @@ if not holds(value, owner) or (token ~= '' and detail(owner, 4) ~= token) then
   return 'free'
 end
 if how == 'now' then
-  local runs = redis.call('SISMEMBER', held, owner) == 0
+  local runs = redis.call('SISMEMBER', lingering, owner) == 0
   let_go(value, owner)
   redis.pcall('SET', notes .. owner, 'taken ' .. reason, 'PX', keep)
   if runs then redis.pcall('SET', last, run) end

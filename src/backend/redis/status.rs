@@ -68,19 +68,19 @@ pub fn waiter(owner: String, details: &str, expires_in: Option<Duration>) -> Wai
 
 /// Reads the answer of `inspect.lua`.
 pub fn read(name: &LockName, reply: &Value) -> Option<LockState> {
-    let [now, value, last, holders, waiters] = reply.items() else { return None };
+    let [now, mode, last, holders, waiters] = reply.items() else { return None };
     let now: u64 = now.number()?;
     let until = |ends: &Value| ends.number::<u64>().map(|ends| Duration::from_millis(ends.saturating_sub(now)));
     let mut state = LockState::free(name.clone(), "redis");
     let mut revoked = false;
     for one in holders.items().chunks_exact(4) {
         state.holders.push(holder(one[0].text()?, &one[2].text()?, until(&one[1])));
-        revoked |= one[3].text()?.starts_with("revoked ");
+        revoked |= one[3] == Value::Integer(1);
     }
     for one in waiters.items().chunks_exact(3) {
         state.waiters.push(waiter(one[0].text()?, &one[2].text()?, until(&one[1])));
     }
-    state.mode = value.text()?.strip_prefix('=').and_then(Mode::parse).unwrap_or(Mode::Exclusive);
+    state.mode = Mode::parse(&mode.text()?).unwrap_or(Mode::Exclusive);
     state.slots = state.mode.slots();
     state.state = match (state.holders.is_empty(), revoked) {
         (true, _) => State::Free,

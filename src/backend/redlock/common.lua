@@ -1,7 +1,7 @@
 -- What all verbs of a node share. Prepended to each of them.
 --
 -- lock     string  the lock itself: its holder's owner id
--- held     string  its holder again, once nobody keeps it alive: what a release has left behind
+-- lingering  string  its holder again, once nobody keeps it alive: what a release has left behind
 -- taken    string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
 --                  arrive late
 -- counter  string  the greatest token this node has heard of
@@ -14,7 +14,7 @@
 --                  from it; or, once it has let go and watches no more, "released", for a release that arrives twice
 -- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
 -- lates..owner     string  its requests up to this number are given up, should they arrive late
-local lock, held, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
+local lock, lingering, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
 
 -- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
 -- again some time, and has its place back.
@@ -155,6 +155,6 @@ local function give_up(owner, n)
 end
 
 local function let_go(owner)
-  redis.call('DEL', lock, held, taken)
+  redis.call('DEL', lock, lingering, taken)
   ask('HDEL', details, owner)
 end

@@ -5,7 +5,7 @@ if redis.call('GET', lock) ~= owner then
   if why then return { 'taken', why } end
   return { 'gone' }
 end
-if redis.call('GET', held) ~= owner then return { 'running' } end
+if redis.call('GET', lingering) ~= owner then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(owner)
   tell_first()

@@ -10,7 +10,7 @@ if redis.call('GET', lock) == owner then
   answer = 'released'
   if tonumber(hold) > 0 then
     extend(hold)
-    redis.pcall('SET', held, owner)
+    redis.pcall('SET', lingering, owner)
   else
     let_go(owner)
   end

@@ -3,7 +3,7 @@
 -- may have held it in between. One that an operator has taken away is not.
 local owner, n, token, ttl, who = unpack(ARGV)
 local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
-if value == owner and ask('GET', held) ~= owner then
+if value == owner and ask('GET', lingering) ~= owner then
   if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
   extend(ttl)
   redis.pcall('SET', taken, taken_as(owner, n))

@@ -34,8 +34,9 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     for (n, reply) in replies.iter().enumerate() {
         let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
         match reply {
-            Ok((owner, rest)) => {
-                let [pttl, details, note, last, known, waiting] = rest.as_slice() else { continue };
+            Ok((_, rest)) => {
+                let [owner, pttl, details, revoked, last, known, waiting] = rest.as_slice() else { continue };
+                let owner = owner.text().unwrap_or_default();
                 first = first.or((*known == Value::Integer(1)).then_some(n));
                 state.last_run = state.last_run.into_iter().chain(last_run(last)).max_by_key(|run| run.fencing_token);
                 for one in waiting.items().chunks_exact(3) {
@@ -47,10 +48,9 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
                     // Without an expiry it lasts: a foreign program may take a lock so.
                     let ends = pttl.number().map_or(Duration::MAX, Duration::from_millis);
                     let details = details.text().unwrap_or_default();
-                    let revoked = note.text().is_some_and(|note| note.starts_with("revoked "));
-                    let vote = (ends, holder(owner.clone(), &details, None), revoked);
+                    let vote = (ends, holder(owner.clone(), &details, None), *revoked == Value::Integer(1));
                     votes.entry(owner.clone()).or_default().push(vote);
-                    node.owner = Some(owner.clone());
+                    node.owner = Some(owner);
                 }
             }
             Err(error) => node.error = Some(format!("{error:#}")),
