@@ -10,6 +10,7 @@ use super::watch::Watch;
 use super::{Redis, WITHDRAW, flag, millis, status, term};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
+use crate::lock::messages;
 
 static ACQUIRE: Script = script!("acquire.lua");
 
@@ -66,7 +67,7 @@ impl Redis {
             Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
             Acquire::AlreadyRan => Attempt::AlreadyRan,
             Acquire::OtherSlots(theirs) => {
-                Attempt::OtherTerms(format!("{} is in use with --slots {theirs}, not {slots}", ask.name))
+                Attempt::OtherTerms(messages::other_slots("another contender", theirs, ask.mode))
             }
         })
     }
@@ -103,7 +104,7 @@ impl Redis {
         } else {
             Watch { keys: vec![note], seen: vec![None] }
         });
-        let holder = holder.map(|owner| status::holder(owner, &details, None));
+        let holder = holder.map(|owner| status::contender(owner, &details, None).into_holder());
         let before = self.seen.take();
         let seen = self.seen.insert(Seen::new(seen, details, from, before));
         let beat = match ahead {

@@ -5,15 +5,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::resp::Value;
-use crate::backend::Reheld;
-use crate::lock::Token;
+use crate::backend::{Reheld, Released, Renewal, Revoked};
+use crate::lock::{Mode, Term, Token, messages};
 
 pub enum Acquire {
     Granted(Grant),
     Busy(Busy),
     AlreadyRan,
-    /// The lock is in use with this number of slots.
-    OtherSlots(String),
+    /// The lock is in use with another number of slots.
+    OtherSlots(Mode),
 }
 
 pub struct Grant {
@@ -43,29 +43,6 @@ pub struct Sighting {
     pub lasts: Duration,
 }
 
-pub enum Renew {
-    Held,
-    Revoked(String),
-    Taken(String),
-    /// The key has this owner now, or none.
-    Lost(Option<String>),
-    /// Others hold it together in this mode, without us.
-    LostToSeveral(String),
-}
-
-pub enum Release {
-    Done,
-    Gone,
-    Taken(String),
-}
-
-pub enum Revoke {
-    Marked,
-    Freed,
-    NotHeld,
-    Foreign,
-}
-
 pub fn acquire(reply: &Value) -> Result<Acquire> {
     let (word, rest) = word(reply)?;
     Ok(match (word.as_str(), rest) {
@@ -84,7 +61,7 @@ pub fn acquire(reply: &Value) -> Result<Acquire> {
             seen: sighting(seen).context("busy, but by whom")?,
         }),
         ("ran", []) => Acquire::AlreadyRan,
-        ("other-slots", [theirs]) => Acquire::OtherSlots(text(theirs)),
+        ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(theirs.number().unwrap_or_default())),
         _ => bail!("an acquire was answered with {reply:?}"),
     })
 }
@@ -94,24 +71,26 @@ fn sighting(reply: &Value) -> Option<Sighting> {
     Some(Sighting { token: token.text()?, owner: owner.text()?, left: millis(left)?, lasts: millis(lasts)? })
 }
 
-pub fn renew(reply: &Value) -> Result<Renew> {
+/// `held` is the lease as it is if it was renewed.
+pub fn renew(reply: &Value, held: Term) -> Result<Renewal> {
     let (word, rest) = word(reply)?;
     Ok(match (word.as_str(), rest) {
-        ("held", []) => Renew::Held,
-        ("revoked", [reason]) => Renew::Revoked(short(reason)),
-        ("taken", [reason]) => Renew::Taken(short(reason)),
-        ("lost", [owner]) => Renew::Lost(Some(short(owner)).filter(|owner| !owner.is_empty())),
-        ("lost-to-several", [mode]) => Renew::LostToSeveral(short(mode)),
+        ("held", []) => Renewal::Held(held),
+        ("revoked", [reason]) => Renewal::Revoked(short(reason)),
+        ("taken", [reason]) => Renewal::Taken(short(reason)),
+        ("lost", []) => Renewal::Lost(messages::deleted("its key in Redis")),
+        ("lost-to", [owner]) => Renewal::Lost(format!("its key in Redis now belongs to {}", short(owner))),
+        ("lost-to-several", [mode]) => Renewal::Lost(format!("our lease in Redis is gone; now it is {}", short(mode))),
         _ => bail!("a renewal was answered with {reply:?}"),
     })
 }
 
-pub fn release(reply: &Value) -> Result<Release> {
+pub fn release(reply: &Value) -> Result<Released> {
     let (word, rest) = word(reply)?;
     Ok(match (word.as_str(), rest) {
-        ("released", _) => Release::Done,
-        ("gone", _) => Release::Gone,
-        ("taken", [reason]) => Release::Taken(text(reason)),
+        ("released", []) => Released::Done,
+        ("gone", []) => Released::NotOurs,
+        ("taken", [reason]) => Released::Taken(text(reason)),
         _ => bail!("a release was answered with {reply:?}"),
     })
 }
@@ -128,12 +107,13 @@ pub fn rehold(reply: &Value) -> Result<Reheld> {
     })
 }
 
-pub fn revoke(reply: &Value) -> Result<Revoke> {
-    Ok(match reply.text().as_deref() {
-        Some("marked") => Revoke::Marked,
-        Some("freed") => Revoke::Freed,
-        Some("free") => Revoke::NotHeld,
-        Some("foreign") => Revoke::Foreign,
+pub fn revoke(reply: &Value) -> Result<Revoked> {
+    let (word, _) = word(reply)?;
+    Ok(match word.as_str() {
+        "marked" => Revoked::Marked,
+        "freed" => Revoked::Freed,
+        "gone" => Revoked::NotHeld,
+        "foreign" => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
         _ => bail!("a revoke was answered with {reply:?}"),
     })
 }

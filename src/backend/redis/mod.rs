@@ -121,11 +121,31 @@ pub fn ran_out(why: &str) -> anyhow::Error {
     Fault::Unreachable.because(format_args!("the lease ran out before it was released: {why}"))
 }
 
+/// What `release.lua` is told of the ending: for how long the lock stays taken, the run and its once key.
+pub fn ending_args(ending: &Ending) -> [String; 3] {
+    // Up to whole milliseconds: held a little too long rather than too short.
+    let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
+    let run = ending.last_run.as_ref();
+    let once = run.filter(|run| run.succeeded()).and_then(|run| run.once.clone());
+    [millis(hold), run.map(LastRun::to_json).unwrap_or_default(), once.unwrap_or_default()]
+}
+
+/// What `revoke.lua` is told.
+pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 6]> {
+    let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
+    let (how, reason) = match how {
+        Revoke::Safely { reason } => ("safely", reason),
+        Revoke::Now { reason } => ("now", reason),
+    };
+    let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
+    Some([from.owner.clone()?, token, how.to_owned(), reason.clone(), run, keep])
+}
+
 fn term(from: Instant, ttl: Duration) -> Term {
     Term { from, ttl, slack: SLACK }
 }
 
-fn millis(span: Duration) -> String {
+pub fn millis(span: Duration) -> String {
     span.as_millis().to_string()
 }
 
@@ -159,38 +179,24 @@ impl Backend for Redis {
         let from = clock::now();
         let args = [lease.owner.as_str(), &millis(lease.term.ttl)];
         let reply = self.server.run(&RENEW, &self.keys(&lease.name), &args).await?;
-        Ok(match answer::renew(&reply)? {
-            answer::Renew::Held => {
-                self.replicated().await?;
-                Renewal::Held(term(from, lease.term.ttl))
-            }
-            answer::Renew::Revoked(reason) => Renewal::Revoked(reason),
-            answer::Renew::Taken(reason) => Renewal::Taken(reason),
-            answer::Renew::Lost(None) => Renewal::Lost("its key is gone from Redis".to_owned()),
-            answer::Renew::Lost(Some(other)) => Renewal::Lost(format!("its key in Redis now belongs to {other}")),
-            answer::Renew::LostToSeveral(mode) => {
-                Renewal::Lost(format!("our lease is gone from Redis; now it is {mode}"))
-            }
-        })
+        let renewal = answer::renew(&reply, term(from, lease.term.ttl))?;
+        if let Renewal::Held(_) = renewal {
+            self.replicated().await?;
+        }
+        Ok(renewal)
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.watch = None;
-        // Up to whole milliseconds: held a little too long rather than too short.
-        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
-        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
-        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
-        let (token, hold) = (lease.token.to_string(), millis(hold));
-        let args = [lease.owner.as_str(), &token, &hold, &run, once.unwrap_or(""), flag(self.unheard)];
+        let (token, [hold, run, once]) = (lease.token.to_string(), ending_args(ending));
+        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unheard)];
         let before = self.unreleased.replace("no answer".to_owned());
         let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
         self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
         match (answer::release(&reply?)?, before) {
-            (answer::Release::Done, _) => Ok(Released::Done),
-            (answer::Release::Taken(reason), _) => Ok(Released::Taken(reason)),
             // After an earlier try that failed, a lease that ran out since is no loss.
-            (answer::Release::Gone, Some(why)) => Err(ran_out(&why)),
-            (answer::Release::Gone, None) => Ok(Released::NotOurs),
+            (Released::NotOurs, Some(why)) => Err(ran_out(&why)),
+            (released, _) => Ok(released),
         }
     }
 
@@ -212,22 +218,8 @@ impl Backend for Redis {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let Some(owner) = from.owner.as_deref() else { return Ok(Revoked::NotHeld) };
-        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
-        let (how, reason) = match how {
-            Revoke::Safely { reason } => ("safely", reason.as_str()),
-            Revoke::Now { reason } => ("now", reason.as_str()),
-        };
-        let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
-        let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason, &run, &keep]).await?;
-        Ok(match answer::revoke(&reply)? {
-            answer::Revoke::Marked => Revoked::Marked,
-            answer::Revoke::Freed => Revoked::Freed,
-            answer::Revoke::NotHeld => Revoked::NotHeld,
-            answer::Revoke::Foreign => Revoked::Impossible(
-                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
-            ),
-        })
+        let Some(args) = revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
+        answer::revoke(&self.server.run(&REVOKE, &self.keys(name), &args.each_ref().map(String::as_str)).await?)
     }
 }
 

@@ -35,4 +35,4 @@ if forsake == '1' then
 elseif answer == 'released' or answer == 'gone' then
   redis.pcall('SET', notes .. owner, answer, 'PX', 60000)
 end
-return { answer, taken(note) or '' }
+return { answer, answer == 'taken' and taken(note) or nil }

@@ -5,7 +5,7 @@ local note = ask('GET', notes .. owner)
 if not holds(value, owner) or redis.call('SISMEMBER', lingering, owner) == 1 then
   if taken(note) then return { 'taken', taken(note) } end
   if together(value) then return { 'lost-to-several', value:sub(2) } end
-  return { 'lost', value or '' }
+  return value and { 'lost-to', value } or { 'lost' }
 end
 if note and note:sub(1, 8) == 'revoked ' then
   return { 'revoked', note:sub(9) }

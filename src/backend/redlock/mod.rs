@@ -28,16 +28,15 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use super::redis;
 use super::redis::resp::Value;
 use super::redis::script::Script;
 use super::redis::watch::Watch;
+use super::redis::{self, millis};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
-    Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, messages};
 use nodes::{Node, Nodes, Reply, Word, count, no_majority};
 use waiting::{Began, Then};
 
@@ -141,10 +140,6 @@ fn seen_by_holder(word: Word, rest: &[Value], owner: &OwnerId) -> Option<String>
     }
 }
 
-fn millis(span: Duration) -> String {
-    span.as_millis().to_string()
-}
-
 fn flag(set: bool) -> String {
     if set { "1" } else { "0" }.to_owned()
 }
@@ -190,12 +185,8 @@ impl Backend for Redlock {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
-        // Up to whole milliseconds: held a little too long rather than too short.
-        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
-        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
-        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.clone());
-        let (owner, token) = (lease.owner.to_string(), lease.token.to_string());
-        let args = [owner, token, millis(hold), run, once.unwrap_or_default()];
+        let [hold, run, once] = redis::ending_args(ending);
+        let args = [lease.owner.to_string(), lease.token.to_string(), hold, run, once];
         let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
@@ -244,21 +235,16 @@ impl Backend for Redlock {
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
-        let Some(owner) = from.owner.clone() else { return Ok(Revoked::NotHeld) };
-        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
-        let (word, reason, done) = match how {
-            Revoke::Safely { reason } => ("safely", reason.clone(), Revoked::Marked),
-            Revoke::Now { reason } => ("now", reason.clone(), Revoked::Freed),
+        let Some(args) = redis::revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
+        let done = match how {
+            Revoke::Safely { .. } => Revoked::Marked,
+            Revoke::Now { .. } => Revoked::Freed,
         };
-        let (run, keep) = (LastRun::cut_short(from, &reason).to_json(), millis(KEPT_FOR_THE_LATE));
-        let args = [owner, token, word.to_owned(), reason, run, keep];
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
         Ok(match (count(&replies, Word::Ours), count(&replies, Word::Gone), count(&replies, Word::Foreign)) {
             (ours, _, _) if ours >= quorum => done,
             (_, gone, _) if gone >= quorum => Revoked::NotHeld,
-            (_, _, foreign) if foreign > 0 => Revoked::Impossible(
-                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
-            ),
+            (_, _, foreign) if foreign > 0 => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
             _ => return Err(no_majority(replies)),
         })
     }

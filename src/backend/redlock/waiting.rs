@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use super::nodes::{Reply, Word, count};
 use super::{Redlock, TURNS, millis};
 use crate::backend::Busy;
-use crate::backend::redis::status::holder;
+use crate::backend::redis::status::contender;
 use crate::backend::redis::watch::Watch;
 use crate::clock::{self, Instant};
 use crate::lock::OwnerId;
@@ -84,7 +84,7 @@ impl Redlock {
             }
             ranks.push(rank);
             beat = beat.min(again.number().map_or(BEAT, Duration::from_millis));
-            holders.extend(value.map(|owner| holder(owner, &details, None)));
+            holders.extend(value.map(|owner| contender(owner, &details, None).into_holder()));
         }
         if self.nodes.deaf() {
             beat /= BLIND;
