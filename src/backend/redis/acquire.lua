@@ -4,7 +4,6 @@
 local owner, mode, wide, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
   unpack(ARGV)
 local value = settle()
-local micros = time[1] * 1000000 + time[2]
 -- What the lock holds while it is ours.
 local ours = mode == 'exclusive' and owner or '=' .. mode
 
@@ -18,7 +17,7 @@ end
 -- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
 -- its ttl is for clocks and requests that are slow; a lost renewal is more.
 local function has_lost_data()
-  local known, seen = last_token(), tonumber(seen_token)
+  local known, seen = token_in(counter), tonumber(seen_token)
   if known ~= seen or tonumber(seen_left) == 0 then return known < seen end
   if has_left(seen_owner) or redis.call('SISMEMBER', lingering, seen_owner) == 1 then return false end
   local left = lease_left(seen_owner)
@@ -39,7 +38,7 @@ end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 9) == 'withdrawn' then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
-elseif note == 'turn' or note == 'released' or taken(note) then
+elseif note == 'turn' or note == 'released' or reason_in(note, 'taken') then
   redis.call('DEL', notes .. owner)
 end
 
@@ -48,7 +47,7 @@ local function describe(token, slot)
 end
 
 local function next_token()
-  local token = string.format('%.0f', math.max(last_token() + 1, micros))
+  local token = string.format('%.0f', math.max(token_in(counter) + 1, micros))
   redis.call('SET', counter, token)
   return token
 end
@@ -80,7 +79,7 @@ if holds(value, owner) then
     token, slot = next_token(), free_slot()
     describe(token, slot)
   end
-  if note and note:sub(1, 8) == 'revoked ' then
+  if reason_in(note, 'revoked') then
     return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0), ours }
   end
   lease(value, owner, ttl)
@@ -119,7 +118,7 @@ if waits == '1' then
     describe('-', '-')
     redis.call('SET', width, wide)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
-    if last_token() == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
+    if token_in(counter) == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)
@@ -151,5 +150,5 @@ elseif holder ~= '' then
   again = lease_left(holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
-local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
+local seen = { token_in(counter), #everybody > 1 and 'several' or holder, left, lasts }
 return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }

@@ -1,8 +1,8 @@
--- What all verbs share. Prepended to each of them.
+-- What all verbs share, after prelude.lua.
 --
 -- lock     string  the lock itself: its one holder's owner id, or =MODE where several hold it together
 -- holders  zset    owner -> when its lease ends (ms)
--- lingering  set  those of the holders that nobody keeps alive: what a release has left behind
+-- lingering  set  those of the holders that nobody keeps alive: what a release has left behind; its key is `held`
 -- queue    zset    owner -> ticket, for those who wait
 -- places   zset    owner -> when it loses its place unless it asks again (ms)
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
@@ -19,22 +19,6 @@ local lock, holders, lingering, queue, places, details, counter, width, last, on
 local COMES_WITHIN = 1000
 -- How long a waiter's note says "turn" (ms).
 local TURN = 5000
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
--- For keys that no lock hangs on. Somebody may have put anything there: one of another type says nothing.
-local function ask(...)
-  local answer = redis.pcall(...)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  return not answer.err:find('WRONGTYPE') and redis.call(...)
-end
-
--- Zero if the counter makes no sense; Lua's numbers are exact up to 2^53.
-local function last_token()
-  local token = tonumber(ask('GET', counter) or '')
-  return token and token >= 0 and token < 9007199254740992 and token or 0
-end
 
 local function together(value)
   return value and value:sub(1, 1) == '='
@@ -90,22 +74,10 @@ local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
 end
 
--- Why an operator has freed the lock on the spot that was this owner's, if so.
-local function taken(note)
-  return note and note:sub(1, 6) == 'taken ' and note:sub(7)
-end
-
 -- Whether this owner is known to hold the lock no more.
 local function has_left(owner)
   local note = ask('GET', notes .. owner)
-  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or note:sub(1, 6) == 'taken ')
-end
-
--- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
-local function outlast(ms, ...)
-  for _, key in ipairs({ ... }) do
-    if redis.call('PTTL', key) < ms + 3600000 then redis.call('PEXPIRE', key, ms + 86400000) end
-  end
+  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or reason_in(note, 'taken'))
 end
 
 -- Lets the lease of a holder end ms from now.

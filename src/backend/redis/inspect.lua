@@ -4,7 +4,7 @@ local value = redis.call('GET', lock)
 local present, waiting = {}, {}
 
 local function is_revoked(owner)
-  return (ask('GET', notes .. owner) or ''):sub(1, 8) == 'revoked ' and 1 or 0
+  return reason_in(ask('GET', notes .. owner), 'revoked') and 1 or 0
 end
 
 if together(value) then

@@ -2,7 +2,7 @@
 local owner, ttl = unpack(ARGV)
 local value = settle()
 if not holds(value, owner) then
-  local why = taken(ask('GET', notes .. owner))
+  local why = reason_in(ask('GET', notes .. owner), 'taken')
   if why then return { 'taken', why } end
   return { 'gone' }
 end
@@ -13,8 +13,8 @@ if tonumber(ttl) == 0 then
   wake()
   return { 'done' }
 end
-local note = ask('GET', notes .. owner)
-if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
+local why = reason_in(ask('GET', notes .. owner), 'revoked')
+if why then return { 'revoked', why } end
 extend(value, owner, ttl)
 local known = ask('HGET', details, owner)
 if known then redis.call('HSET', details, owner, (known:gsub('^(%S+) %S+', '%1 ' .. ttl, 1))) end

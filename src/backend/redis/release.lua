@@ -3,7 +3,7 @@
 local owner, token, hold, run, key, forsake = unpack(ARGV)
 local value = settle()
 local note = ask('GET', notes .. owner)
-local answer = 'gone'
+local answer, why = 'gone', reason_in(note, 'taken')
 if holds(value, owner) then
   answer = 'released'
   -- A holder has no place in the queue; but a server without memory to spare refuses only the first write of a script.
@@ -19,7 +19,7 @@ if holds(value, owner) then
     let_go(value, owner)
     wake()
   end
-elseif taken(note) then
+elseif why then
   -- How the run ended is on record already, and why; the note stays, should this be asked again.
   answer = 'taken'
 elseif note and note:sub(-8) == 'released' then
@@ -35,4 +35,4 @@ if forsake == '1' then
 elseif answer == 'released' or answer == 'gone' then
   redis.pcall('SET', notes .. owner, answer, 'PX', 60000)
 end
-return { answer, answer == 'taken' and taken(note) or nil }
+return { answer, answer == 'taken' and why or nil }

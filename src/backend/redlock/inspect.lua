@@ -12,6 +12,6 @@ end
 local about, revoked = '', 0
 if value then
   about = ask('HGET', details, value) or ''
-  revoked = (ask('GET', notes .. value) or ''):sub(1, 8) == 'revoked ' and 1 or 0
+  revoked = reason_in(ask('GET', notes .. value), 'revoked') and 1 or 0
 end
 return { 'state', value or '', redis.call('PTTL', lock), about, revoked, ask('GET', last) or '', known, waiting }

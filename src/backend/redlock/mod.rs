@@ -42,7 +42,7 @@ use waiting::{Began, Then};
 
 macro_rules! script {
     ($file:literal) => {
-        Script::new(concat!(include_str!("common.lua"), include_str!($file)))
+        Script::new(concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file)))
     };
 }
 use script;
