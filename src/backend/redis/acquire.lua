@@ -1,7 +1,7 @@
 -- Takes the lock or a place in the queue. Asked again by the same owner it finds what was granted.
 -- seen_*: what this server, or the one in its place before, told us when we last asked: the last token, and who
 -- held the lock, for how long its lease was to last at least (left), and may last if it renews it (lasts).
-local owner, mode, wide, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
+local owner, mode, slots, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
   unpack(ARGV)
 local value = settle()
 -- What the lock holds while it is ours.
@@ -62,9 +62,9 @@ end
 
 -- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if bereft(value) or (value and value ~= '=' .. mode) then return false end
+  if has_lost_its_key(value) or (value and value ~= '=' .. mode) then return false end
   if mode == 'exclusive' then return ahead == 0 end
-  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(wide) end
+  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
   if ahead > 0 then
     for _, other in ipairs(redis.call('ZRANGE', queue, passed, passed + ahead - 1)) do
       if mode_of(other) ~= 'shared' then return false end
@@ -95,8 +95,8 @@ end
 local rank = redis.call('ZRANK', queue, owner)
 local passed = passed_over()
 local ahead = math.max((rank or redis.call('ZCARD', queue)) - passed, 0)
-local agreed = ask('GET', width)
-if agreed and agreed ~= wide and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
+local agreed = ask('GET', agreed_slots)
+if agreed and agreed ~= slots and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
   return { 'other-slots', agreed }
 end
 
@@ -104,7 +104,7 @@ if may_hold(passed, ahead) then
   local slot, token = free_slot(), next_token()
   forget(owner)
   describe(token, slot)
-  redis.call('SET', width, wide)
+  redis.call('SET', agreed_slots, slots)
   lease(ours, owner, ttl)
   wake()
   if rank and ahead == 0 then tell_first() end
@@ -116,7 +116,7 @@ if waits == '1' then
     local latest = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
     redis.call('ZADD', queue, latest + 1, owner)
     describe('-', '-')
-    redis.call('SET', width, wide)
+    redis.call('SET', agreed_slots, slots)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
     if token_in(counter) == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
   end

@@ -78,9 +78,12 @@ pub fn renew(reply: &Value, held: Term) -> Result<Renewal> {
         ("held", []) => Renewal::Held(held),
         ("revoked", [reason]) => Renewal::Revoked(short(reason)),
         ("taken", [reason]) => Renewal::Taken(short(reason)),
-        ("lost", []) => Renewal::Lost(messages::deleted("its key in Redis")),
+        // Deleted, evicted, or never known to a replica that became the master.
+        ("lost", []) => Renewal::Lost("its key is gone from Redis".to_owned()),
         ("lost-to", [owner]) => Renewal::Lost(format!("its key in Redis now belongs to {}", short(owner))),
-        ("lost-to-several", [mode]) => Renewal::Lost(format!("our lease in Redis is gone; now it is {}", short(mode))),
+        ("lost-to-several", [mode]) => {
+            Renewal::Lost(format!("our lease is gone from Redis; now it is {}", short(mode)))
+        }
         _ => bail!("a renewal was answered with {reply:?}"),
     })
 }

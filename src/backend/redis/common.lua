@@ -7,12 +7,12 @@
 -- places   zset    owner -> when it loses its place unless it asks again (ms)
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
 -- counter  string  the last token given out
--- width    string  the number of slots that holders and waiters agree on
+-- agreed_slots  string  the number of slots that holders and waiters agree on
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
 --                  of it, for requests that arrive late or twice: "released", "gone", "withdrawn", "taken REASON"
-local lock, holders, lingering, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
+local lock, holders, lingering, queue, places, details, counter, agreed_slots, last, once, notes = unpack(KEYS)
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. It keeps its
 -- place: if it lives, it is first again as soon as it asks.
@@ -57,7 +57,8 @@ local function holds(value, owner)
   return value == owner or (together(value) and redis.call('ZSCORE', holders, owner) ~= false)
 end
 
-local function bereft(value)
+-- Whether the key was deleted or evicted while it was held.
+local function has_lost_its_key(value)
   return not value and redis.call('ZCARD', holders) > 0
 end
 
@@ -150,7 +151,7 @@ local function wake()
   local first = at_rank(passed)
   if not first then return end
   local value, mode = redis.call('GET', lock), mode_of(first)
-  if bereft(value) or (value and value ~= '=' .. mode) then return end
+  if has_lost_its_key(value) or (value and value ~= '=' .. mode) then return end
   if mode == 'exclusive' then
     tell_turn(first)
   elseif mode == 'shared' then

@@ -1,6 +1,6 @@
 -- Lets go of the lock and records how the run ended. Asked again it says what it said before.
--- forsake: an acquire of ours is still unanswered; should it arrive later, it must find that we left.
-local owner, token, hold, run, key, forsake = unpack(ARGV)
+-- unanswered: an acquire of ours got no answer; should it arrive later, it must find that we left.
+local owner, token, hold, run, key, unanswered = unpack(ARGV)
 local value = settle()
 local note = ask('GET', notes .. owner)
 local answer, why = 'gone', reason_in(note, 'taken')
@@ -29,7 +29,7 @@ else
   forget(owner)
   wake()
 end
-if forsake == '1' then
+if unanswered == '1' then
   local word = answer == 'released' and answer or 'gone'
   redis.pcall('SET', notes .. owner, 'withdrawn ' .. word, 'PX', 600000)
 elseif answer == 'released' or answer == 'gone' then
