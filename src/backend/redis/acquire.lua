@@ -1,10 +1,11 @@
 -- Takes the lock or a place in the queue. Asked again by the same owner it finds what was granted.
 -- seen_*: what this server, or the one in its place before, told us when we last asked: the last token, and who
 -- held the lock, for how long its lease was to last at least (left), and may last if it renews it (lasts).
-local owner, mode, wide, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
+local owner, mode, slots, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
   unpack(ARGV)
 local value = settle()
-local micros = time[1] * 1000000 + time[2]
+-- What the lock holds while it is ours.
+local ours = mode == 'exclusive' and owner or '=' .. mode
 
 -- How long the lease of a holder lasts from now (ms); -1 if for ever.
 local function lease_left(holder)
@@ -16,9 +17,9 @@ end
 -- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
 -- its ttl is for clocks and requests that are slow; a lost renewal is more.
 local function has_lost_data()
-  local known, seen = last_token(), tonumber(seen_token)
+  local known, seen = token_in(counter), tonumber(seen_token)
   if known ~= seen or tonumber(seen_left) == 0 then return known < seen end
-  if has_left(seen_owner) or redis.call('SISMEMBER', held, seen_owner) == 1 then return false end
+  if has_left(seen_owner) or redis.call('SISMEMBER', lingering, seen_owner) == 1 then return false end
   local left = lease_left(seen_owner)
   return left >= 0 and left + seen_lasts / 4 < tonumber(seen_left)
 end
@@ -37,7 +38,7 @@ end
 local note = ask('GET', notes .. owner)
 if note and note:sub(1, 9) == 'withdrawn' then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
-elseif note == 'turn' or note == 'released' or taken(note) then
+elseif note == 'turn' or note == 'released' or reason_in(note, 'taken') then
   redis.call('DEL', notes .. owner)
 end
 
@@ -46,7 +47,7 @@ local function describe(token, slot)
 end
 
 local function next_token()
-  local token = string.format('%.0f', math.max(last_token() + 1, micros))
+  local token = string.format('%.0f', math.max(token_in(counter) + 1, micros))
   redis.call('SET', counter, token)
   return token
 end
@@ -61,9 +62,9 @@ end
 
 -- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if bereft(value) or (value and value ~= '=' .. mode) then return false end
+  if has_lost_its_key(value) or (value and value ~= '=' .. mode) then return false end
   if mode == 'exclusive' then return ahead == 0 end
-  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(wide) end
+  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
   if ahead > 0 then
     for _, other in ipairs(redis.call('ZRANGE', queue, passed, passed + ahead - 1)) do
       if mode_of(other) ~= 'shared' then return false end
@@ -78,11 +79,11 @@ if holds(value, owner) then
     token, slot = next_token(), free_slot()
     describe(token, slot)
   end
-  if note and note:sub(1, 8) == 'revoked ' then
-    return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0) }
+  if reason_in(note, 'revoked') then
+    return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0), ours }
   end
   lease(value, owner, ttl)
-  return { 'granted', token, slot, ttl }
+  return { 'granted', token, slot, ttl, ours }
 end
 
 if key ~= '' and redis.call('SISMEMBER', once, key) == 1 then
@@ -94,20 +95,20 @@ end
 local rank = redis.call('ZRANK', queue, owner)
 local passed = passed_over()
 local ahead = math.max((rank or redis.call('ZCARD', queue)) - passed, 0)
-local agreed = ask('GET', width)
-if agreed and agreed ~= wide and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
-  return { 'terms', agreed }
+local agreed = ask('GET', agreed_slots)
+if agreed and agreed ~= slots and redis.call('ZCARD', holders) + redis.call('ZCARD', queue) > 0 then
+  return { 'other-slots', agreed }
 end
 
 if may_hold(passed, ahead) then
   local slot, token = free_slot(), next_token()
   forget(owner)
   describe(token, slot)
-  redis.call('SET', width, wide)
-  if mode == 'exclusive' then lease(owner, owner, ttl) else lease('=' .. mode, owner, ttl) end
+  redis.call('SET', agreed_slots, slots)
+  lease(ours, owner, ttl)
   wake()
   if rank and ahead == 0 then tell_first() end
-  return { 'granted', token, slot, ttl }
+  return { 'granted', token, slot, ttl, ours }
 end
 
 if waits == '1' then
@@ -115,9 +116,9 @@ if waits == '1' then
     local latest = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2] or 0
     redis.call('ZADD', queue, latest + 1, owner)
     describe('-', '-')
-    redis.call('SET', width, wide)
+    redis.call('SET', agreed_slots, slots)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
-    if last_token() == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
+    if token_in(counter) == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)
@@ -133,7 +134,7 @@ local holder = everybody[#everybody] or ''
 local lasts, left = 0, 0
 for _, one in ipairs(everybody) do
   local ttl, ends = tonumber(detail(one, 2) or ''), math.max(lease_left(one), 0)
-  local kept_alive = ttl and redis.call('SISMEMBER', held, one) == 0
+  local kept_alive = ttl and redis.call('SISMEMBER', lingering, one) == 0
   lasts = math.max(lasts, ttl or 0, kept_alive and 0 or ends)
   if kept_alive and #everybody == 1 then left = ends end
 end
@@ -149,5 +150,5 @@ elseif holder ~= '' then
   again = lease_left(holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
-local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
+local seen = { token_in(counter), #everybody > 1 and 'several' or holder, left, lasts }
 return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }

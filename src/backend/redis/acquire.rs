@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use super::resp::Value;
+use super::answer::{self, Acquire, Grant, Sighting};
 use super::script::{Script, script};
 use super::watch::Watch;
 use super::{Redis, WITHDRAW, flag, millis, status, term};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
-use crate::lock::{Mode, Token};
+use crate::lock::messages;
 
 static ACQUIRE: Script = script!("acquire.lua");
 
@@ -55,23 +55,20 @@ impl Redis {
         let args: Vec<&str> = us.into_iter().chain(seen.iter().map(String::as_str)).collect();
         let reply = self.server.run(&ACQUIRE, &self.keys(&ask.name), &args).await?;
         self.unheard = unheard;
-        let [verdict, rest @ ..] = reply.items() else { bail!("an acquire was answered with {reply:?}") };
-        Ok(match verdict.text().as_deref() {
-            Some("granted") => {
-                let lease = self.granted(ask, from, rest)?;
+        Ok(match answer::acquire(&reply)? {
+            Acquire::Granted(grant) => {
+                let lease = self.granted(ask, from, grant);
                 if let Err(error) = self.replicated().await {
                     self.give_back(ask).await.ok();
                     return Err(error);
                 }
                 Attempt::Granted(lease)
             }
-            Some("busy") => Attempt::Busy(self.busy(ask, from, rest)?),
-            Some("ran") => Attempt::AlreadyRan,
-            Some("terms") => {
-                let theirs = rest.first().and_then(Value::text).unwrap_or_default();
-                Attempt::OtherTerms(format!("{} is in use with --slots {theirs}, not {slots}", ask.name))
+            Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
+            Acquire::AlreadyRan => Attempt::AlreadyRan,
+            Acquire::OtherSlots(theirs) => {
+                Attempt::OtherTerms(messages::other_slots("another contender", theirs, ask.mode))
             }
-            _ => bail!("an acquire was answered with {reply:?}"),
         })
     }
 
@@ -83,39 +80,33 @@ impl Redis {
         Ok(())
     }
 
-    fn granted(&mut self, ask: &Ask, from: Instant, reply: &[Value]) -> Result<Lease> {
-        let [token, slot, ttl] = reply else { bail!("a grant that is none: {reply:?}") };
-        let lock = match ask.mode {
-            Mode::Exclusive => ask.who.owner.to_string(),
-            together => format!("={together}"),
-        };
+    fn granted(&mut self, ask: &Ask, from: Instant, grant: Grant) -> Lease {
         self.watch = Some(Watch {
             keys: vec![self.keys(&ask.name).swap_remove(0), self.note(&ask.name, &ask.who.owner)],
-            seen: vec![Some(lock), None],
+            seen: vec![Some(grant.value), None],
         });
-        Ok(Lease {
+        Lease {
             name: ask.name.clone(),
             owner: ask.who.owner.clone(),
-            token: Token(token.number().context("a grant without a token")?),
-            slot: slot.number(),
-            term: term(from, Duration::from_millis(ttl.number().context("a grant without a ttl")?)),
+            token: grant.token,
+            slot: grant.slot,
+            term: term(from, grant.ttl),
             descriptors: Vec::new(),
-        })
+        }
     }
 
-    fn busy(&mut self, ask: &Ask, from: Instant, reply: &[Value]) -> Result<Busy> {
-        let [ahead, again, value, holder, details, seen] = reply else { bail!("busy, but how: {reply:?}") };
-        let ahead: u32 = ahead.number().context("a queue without a length")?;
+    fn busy(&mut self, ask: &Ask, from: Instant, reply: answer::Busy) -> Busy {
+        let answer::Busy { ahead, again, value, holder, details, seen } = reply;
         let note = self.note(&ask.name, &ask.who.owner);
         // Only the first in the queue need see the lock change; the others are told when it is their turn.
         self.watch = Some(if ahead == 0 {
-            let lock = value.text().filter(|value| !value.is_empty());
-            Watch { keys: vec![self.keys(&ask.name).swap_remove(0), note], seen: vec![lock, None] }
+            Watch { keys: vec![self.keys(&ask.name).swap_remove(0), note], seen: vec![value, None] }
         } else {
             Watch { keys: vec![note], seen: vec![None] }
         });
-        let details = details.text().unwrap_or_default();
-        let seen = Seen::read(seen, &details, from, self.seen.as_ref()).context("busy, but by whom")?;
+        let holder = holder.map(|owner| status::contender(owner, &details, None).into_holder());
+        let before = self.seen.take();
+        let seen = self.seen.insert(Seen::new(seen, details, from, before));
         let beat = match ahead {
             _ if self.server.deaf => BLIND_BEAT,
             // Often enough to see every renewal, so that one that the server loses is missed.
@@ -123,24 +114,20 @@ impl Redis {
             0 => BEAT,
             ahead => BEAT.min(NEXT_BEAT * ahead),
         };
-        self.seen = Some(seen);
         // One millisecond more than the server said: it counts whole ones.
-        let again = again.number::<u64>().map_or(beat, |ms| Duration::from_millis(ms.saturating_add(1)).min(beat));
-        let holder = holder.text().filter(|owner| !owner.is_empty());
-        let holder = holder.map(|owner| status::holder(owner, &details, None));
-        Ok(Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again })
+        let again = again.map_or(beat, |again| (again + Duration::from_millis(1)).min(beat));
+        Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again }
     }
 }
 
 impl Seen {
     /// `from` is when the server was asked, or earlier.
-    fn read(reply: &Value, details: &str, from: Instant, before: Option<&Seen>) -> Option<Seen> {
-        let [token, owner, left, lasts] = reply.items() else { return None };
-        let (left, lasts) = (Duration::from_millis(left.number()?), Duration::from_millis(lasts.number()?));
-        let (token, owner) = (token.text()?, owner.text()?);
+    fn new(sighting: Sighting, details: String, from: Instant, before: Option<Seen>) -> Seen {
+        let Sighting { token, owner, left, mut lasts } = sighting;
         // A foreign program may give a lock the time again that it had when we saw it first.
-        let longest = before.filter(|before| before.owner == owner).map_or(lasts, |before| before.lasts.max(lasts));
-        let lasts = if details.is_empty() { longest } else { lasts };
-        Some(Seen { token, owner, details: details.to_owned(), ends: from + left, lasts })
+        if let Some(before) = before.filter(|before| details.is_empty() && before.owner == owner) {
+            lasts = lasts.max(before.lasts);
+        }
+        Seen { token, owner, details, ends: from + left, lasts }
     }
 }

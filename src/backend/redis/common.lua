@@ -1,18 +1,18 @@
--- What all verbs share. Prepended to each of them.
+-- What all verbs share, after prelude.lua.
 --
 -- lock     string  the lock itself: its one holder's owner id, or =MODE where several hold it together
 -- holders  zset    owner -> when its lease ends (ms)
--- held     set     those of the holders that nobody keeps alive: what a release has left behind
+-- lingering  set  those of the holders that nobody keeps alive: what a release has left behind; its key is `held`
 -- queue    zset    owner -> ticket, for those who wait
 -- places   zset    owner -> when it loses its place unless it asks again (ms)
 -- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
 -- counter  string  the last token given out
--- width    string  the number of slots that holders and waiters agree on
+-- agreed_slots  string  the number of slots that holders and waiters agree on
 -- last     string  the last run as JSON
 -- once     set     keys of successful runs
 -- notes..owner     string  a note to one contender, who watches it: "turn", "revoked REASON"; or what became
 --                  of it, for requests that arrive late or twice: "released", "gone", "withdrawn", "taken REASON"
-local lock, holders, held, queue, places, details, counter, width, last, once, notes = unpack(KEYS)
+local lock, holders, lingering, queue, places, details, counter, agreed_slots, last, once, notes = unpack(KEYS)
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. It keeps its
 -- place: if it lives, it is first again as soon as it asks.
@@ -20,29 +20,13 @@ local COMES_WITHIN = 1000
 -- How long a waiter's note says "turn" (ms).
 local TURN = 5000
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
--- For keys that no lock hangs on. Somebody may have put anything there: one of another type says nothing.
-local function ask(...)
-  local answer = redis.pcall(...)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  return not answer.err:find('WRONGTYPE') and redis.call(...)
-end
-
--- Zero if the counter makes no sense; Lua's numbers are exact up to 2^53.
-local function last_token()
-  local token = tonumber(ask('GET', counter) or '')
-  return token and token >= 0 and token < 9007199254740992 and token or 0
-end
-
 local function together(value)
   return value and value:sub(1, 1) == '='
 end
 
 local function forget(owner)
   redis.call('ZREM', holders, owner)
-  redis.call('SREM', held, owner)
+  redis.call('SREM', lingering, owner)
   redis.call('ZREM', queue, owner)
   redis.call('ZREM', places, owner)
   redis.call('HDEL', details, owner)
@@ -73,7 +57,8 @@ local function holds(value, owner)
   return value == owner or (together(value) and redis.call('ZSCORE', holders, owner) ~= false)
 end
 
-local function bereft(value)
+-- Whether the key was deleted or evicted while it was held.
+local function has_lost_its_key(value)
   return not value and redis.call('ZCARD', holders) > 0
 end
 
@@ -90,22 +75,10 @@ local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
 end
 
--- Why an operator has freed the lock on the spot that was this owner's, if so.
-local function taken(note)
-  return note and note:sub(1, 6) == 'taken ' and note:sub(7)
-end
-
 -- Whether this owner is known to hold the lock no more.
 local function has_left(owner)
   local note = ask('GET', notes .. owner)
-  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or note:sub(1, 6) == 'taken ')
-end
-
--- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
-local function outlast(ms, ...)
-  for _, key in ipairs({ ... }) do
-    if redis.call('PTTL', key) < ms + 3600000 then redis.call('PEXPIRE', key, ms + 86400000) end
-  end
+  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or reason_in(note, 'taken'))
 end
 
 -- Lets the lease of a holder end ms from now.
@@ -178,7 +151,7 @@ local function wake()
   local first = at_rank(passed)
   if not first then return end
   local value, mode = redis.call('GET', lock), mode_of(first)
-  if bereft(value) or (value and value ~= '=' .. mode) then return end
+  if has_lost_its_key(value) or (value and value ~= '=' .. mode) then return end
   if mode == 'exclusive' then
     tell_turn(first)
   elseif mode == 'shared' then

@@ -8,14 +8,16 @@
 //! even over the loss of all data, as long as the server's clock does.
 //!
 //! What a plain Redis cannot promise: a server that loses its data, in a restart or a failover, grants a
-//! newcomer what is still held. Waiters tell it what they have seen, which closes that gap while there are
-//! any; `wait-replicas=N` in the URL counts a grant or renewal only once so many replicas have it.
+//! newcomer what is still held. Waiters tell it whom they have seen, and keep the lock for that holder's whole
+//! ttl: it may have renewed its lease after they looked. That closes the gap while there are any waiters;
+//! `wait-replicas=N` in the URL counts a grant or renewal only once so many replicas have it.
 //!
 //! Whoever waits or holds watches keys by client-side caching (Redis 6): the server pushes a message when
 //! one of them changes for whatever reason, be it `DEL`, `FLUSHALL`, expiry or eviction. That needs no
 //! configuration and no other permission than reading the keys. A server that cannot is asked more often.
 
 mod acquire;
+mod answer;
 pub mod examine;
 pub mod link;
 pub mod resp;
@@ -27,7 +29,7 @@ pub mod watch;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
@@ -38,7 +40,7 @@ use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
 use acquire::Seen;
-use resp::{Value, command};
+use resp::command;
 use script::{Script, script};
 use server::Server;
 use target::Target;
@@ -119,11 +121,31 @@ pub fn ran_out(why: &str) -> anyhow::Error {
     Fault::Unreachable.because(format_args!("the lease ran out before it was released: {why}"))
 }
 
+/// What `release.lua` is told of the ending: for how long the lock stays taken, the run and its once key.
+pub fn ending_args(ending: &Ending) -> [String; 3] {
+    // Up to whole milliseconds: held a little too long rather than too short.
+    let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
+    let run = ending.last_run.as_ref();
+    let once = run.filter(|run| run.succeeded()).and_then(|run| run.once.clone());
+    [millis(hold), run.map(LastRun::to_json).unwrap_or_default(), once.unwrap_or_default()]
+}
+
+/// What `revoke.lua` is told.
+pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 6]> {
+    let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
+    let (how, reason) = match how {
+        Revoke::Safely { reason } => ("safely", reason),
+        Revoke::Now { reason } => ("now", reason),
+    };
+    let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
+    Some([from.owner.clone()?, token, how.to_owned(), reason.clone(), run, keep])
+}
+
 fn term(from: Instant, ttl: Duration) -> Term {
     Term { from, ttl, slack: SLACK }
 }
 
-fn millis(span: Duration) -> String {
+pub fn millis(span: Duration) -> String {
     span.as_millis().to_string()
 }
 
@@ -157,58 +179,29 @@ impl Backend for Redis {
         let from = clock::now();
         let args = [lease.owner.as_str(), &millis(lease.term.ttl)];
         let reply = self.server.run(&RENEW, &self.keys(&lease.name), &args).await?;
-        let [verdict, rest @ ..] = reply.items() else { bail!("a renewal was answered with {reply:?}") };
-        let text = || rest.first().and_then(Value::text).unwrap_or_default().chars().take(500).collect::<String>();
-        Ok(match verdict.text().as_deref() {
-            Some("held") => {
-                self.replicated().await?;
-                Renewal::Held(term(from, lease.term.ttl))
-            }
-            Some("revoked") => Renewal::Revoked(text()),
-            Some("taken") => Renewal::Taken(text()),
-            Some("lost") => Renewal::Lost(match text() {
-                nobody if nobody.is_empty() => "its key is gone from Redis".to_owned(),
-                others if others.starts_with('=') => {
-                    format!("our lease is gone from Redis; now it is {}", &others[1..])
-                }
-                other => format!("its key in Redis now belongs to {other}"),
-            }),
-            _ => bail!("a renewal was answered with {reply:?}"),
-        })
+        let renewal = answer::renew(&reply, term(from, lease.term.ttl))?;
+        if let Renewal::Held(_) = renewal {
+            self.replicated().await?;
+        }
+        Ok(renewal)
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.watch = None;
-        // Up to whole milliseconds: held a little too long rather than too short.
-        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
-        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
-        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
-        let (token, hold) = (lease.token.to_string(), millis(hold));
-        let args = [lease.owner.as_str(), &token, &hold, &run, once.unwrap_or(""), flag(self.unheard)];
+        let (token, [hold, run, once]) = (lease.token.to_string(), ending_args(ending));
+        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unheard)];
         let before = self.unreleased.replace("no answer".to_owned());
         let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
         self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
-        match (reply?.text().as_deref(), before) {
-            (Some("released"), _) => Ok(Released::Done),
-            (Some(taken), _) if taken.starts_with("taken ") => Ok(Released::Taken(taken["taken ".len()..].to_owned())),
+        match (answer::release(&reply?)?, before) {
             // After an earlier try that failed, a lease that ran out since is no loss.
-            (Some("gone"), Some(why)) => Err(ran_out(&why)),
-            (Some("gone"), None) => Ok(Released::NotOurs),
-            (other, _) => Err(anyhow!("a release was answered with {other:?}")),
+            (Released::NotOurs, Some(why)) => Err(ran_out(&why)),
+            (released, _) => Ok(released),
         }
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        let reply = self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?;
-        let reason = || reply.items().get(1).and_then(Value::text).unwrap_or_default();
-        Ok(match reply.items().first().and_then(Value::text).as_deref() {
-            Some("done") => Reheld::Done,
-            Some("gone") => Reheld::NotOurs,
-            Some("running") => Reheld::Running,
-            Some("revoked") => Reheld::Revoked(reason()),
-            Some("taken") => Reheld::Taken(reason()),
-            _ => bail!("a hold was answered with {reply:?}"),
-        })
+        answer::rehold(&self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?)
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -225,23 +218,8 @@ impl Backend for Redis {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let Some(owner) = from.owner.as_deref() else { return Ok(Revoked::NotHeld) };
-        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
-        let (how, reason) = match how {
-            Revoke::Safely { reason } => ("safely", reason.as_str()),
-            Revoke::Now { reason } => ("now", reason.as_str()),
-        };
-        let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
-        let reply = self.server.run(&REVOKE, &self.keys(name), &[owner, &token, how, reason, &run, &keep]).await?;
-        Ok(match reply.text().as_deref() {
-            Some("marked") => Revoked::Marked,
-            Some("freed") => Revoked::Freed,
-            Some("free") => Revoked::NotHeld,
-            Some("foreign") => Revoked::Impossible(
-                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
-            ),
-            _ => bail!("a revoke was answered with {reply:?}"),
-        })
+        let Some(args) = revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
+        answer::revoke(&self.server.run(&REVOKE, &self.keys(name), &args.each_ref().map(String::as_str)).await?)
     }
 }
 

@@ -1,9 +1,9 @@
 -- Lets go of the lock and records how the run ended. Asked again it says what it said before.
--- forsake: an acquire of ours is still unanswered; should it arrive later, it must find that we left.
-local owner, token, hold, run, key, forsake = unpack(ARGV)
+-- unanswered: an acquire of ours got no answer; should it arrive later, it must find that we left.
+local owner, token, hold, run, key, unanswered = unpack(ARGV)
 local value = settle()
 local note = ask('GET', notes .. owner)
-local answer = 'gone'
+local answer, why = 'gone', reason_in(note, 'taken')
 if holds(value, owner) then
   answer = 'released'
   -- A holder has no place in the queue; but a server without memory to spare refuses only the first write of a script.
@@ -13,15 +13,15 @@ if holds(value, owner) then
   if run ~= '' then redis.pcall('SET', last, run) end
   if tonumber(hold) > 0 then
     extend(value, owner, hold)
-    redis.pcall('SADD', held, owner)
+    redis.pcall('SADD', lingering, owner)
     tell_first()
   else
     let_go(value, owner)
     wake()
   end
-elseif taken(note) then
+elseif why then
   -- How the run ended is on record already, and why; the note stays, should this be asked again.
-  answer = note
+  answer = 'taken'
 elseif note and note:sub(-8) == 'released' then
   answer = 'released'
 else
@@ -29,10 +29,10 @@ else
   forget(owner)
   wake()
 end
-if forsake == '1' then
+if unanswered == '1' then
   local word = answer == 'released' and answer or 'gone'
   redis.pcall('SET', notes .. owner, 'withdrawn ' .. word, 'PX', 600000)
 elseif answer == 'released' or answer == 'gone' then
   redis.pcall('SET', notes .. owner, answer, 'PX', 60000)
 end
-return answer
+return { answer, answer == 'taken' and why or nil }

@@ -2,12 +2,13 @@
 local owner, ttl = unpack(ARGV)
 local value = settle()
 local note = ask('GET', notes .. owner)
-if not holds(value, owner) or redis.call('SISMEMBER', held, owner) == 1 then
-  if taken(note) then return { 'taken', taken(note) } end
-  return { 'lost', value or '' }
+if not holds(value, owner) or redis.call('SISMEMBER', lingering, owner) == 1 then
+  local why = reason_in(note, 'taken')
+  if why then return { 'taken', why } end
+  if together(value) then return { 'lost-to-several', value:sub(2) } end
+  return value and { 'lost-to', value } or { 'lost' }
 end
-if note and note:sub(1, 8) == 'revoked ' then
-  return { 'revoked', note:sub(9) }
-end
+local why = reason_in(note, 'revoked')
+if why then return { 'revoked', why } end
 extend(value, owner, ttl)
 return { 'held' }

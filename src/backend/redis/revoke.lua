@@ -3,17 +3,17 @@
 local owner, token, how, reason, run, keep = unpack(ARGV)
 local value = settle()
 if not holds(value, owner) or (token ~= '' and detail(owner, 4) ~= token) then
-  return 'free'
+  return { 'gone' }
 end
 if how == 'now' then
-  local runs = redis.call('SISMEMBER', held, owner) == 0
+  local runs = redis.call('SISMEMBER', lingering, owner) == 0
   let_go(value, owner)
   redis.pcall('SET', notes .. owner, 'taken ' .. reason, 'PX', keep)
   if runs then redis.pcall('SET', last, run) end
   wake()
-  return 'freed'
+  return { 'freed' }
 end
 local ends = redis.call('ZSCORE', holders, owner)
-if not ends then return 'foreign' end
+if not ends then return { 'foreign' } end
 redis.call('SET', notes .. owner, 'revoked ' .. reason, 'PX', string.format('%.0f', math.max(ends - now, 1)))
-return 'marked'
+return { 'marked' }

@@ -12,7 +12,11 @@ pub struct Script {
 /// A verb of one Redis: the file named, after what all of them share.
 macro_rules! script {
     ($file:literal) => {
-        $crate::backend::redis::script::Script::new(concat!(include_str!("common.lua"), include_str!($file)))
+        $crate::backend::redis::script::Script::new(concat!(
+            include_str!("prelude.lua"),
+            include_str!("common.lua"),
+            include_str!($file)
+        ))
     };
 }
 pub(super) use script;

@@ -11,84 +11,42 @@ use super::resp::{Command, Value, command};
 use super::script::{Script, script};
 use super::server::Server;
 use crate::backend::Page;
-use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, State, Token, Waiter};
+use crate::lock::{Contender, Identity, LastRun, LockName, LockState, Mode, Token};
 
 pub static INSPECT: Script = script!("inspect.lua");
 
-/// What `details` says of a contender: `MODE TTL SINCE TOKEN SLOT IDENTITY`, written by `acquire.lua`.
-#[derive(Default)]
-struct Details {
-    who: Option<Identity>,
-    ttl: Option<Duration>,
-    since: Option<SystemTime>,
-    token: Option<Token>,
-    slot: Option<u32>,
-}
-
-impl Details {
-    fn read(text: &str) -> Details {
-        let mut parts = text.splitn(6, ' ').skip(1);
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
-        let (ttl, since, token, slot) = (number(), number(), number(), number());
-        Details {
-            ttl: ttl.map(Duration::from_millis),
-            since: since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms)),
-            token: token.map(Token),
-            slot: slot.and_then(|slot| u32::try_from(slot).ok()),
-            who: parts.next().and_then(Identity::from_json),
-        }
-    }
-}
-
-/// A holder, of which a foreign program tells us no more than what stands in its key; that may be long.
-pub fn holder(owner: String, details: &str, expires_in: Option<Duration>) -> Holder {
+/// A contender, from what `details` says of it: `MODE TTL SINCE TOKEN SLOT IDENTITY`, written by `acquire.lua`.
+/// Of a foreign program there is no more than what stands in its key; that may be long.
+pub fn contender(owner: String, details: &str, expires_in: Option<Duration>) -> Contender {
     const LONGEST_OWNER: usize = 200;
-    let details = Details::read(details);
-    Holder {
-        owner: Some(owner.chars().take(LONGEST_OWNER).collect()),
-        fencing_token: details.token,
-        acquired_at: details.since,
-        ttl: details.ttl,
+    let mut parts = details.splitn(6, ' ');
+    let mode = parts.next().and_then(Mode::parse).unwrap_or(Mode::Exclusive);
+    let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
+    let (ttl, since, token, slot) = (number(), number(), number(), number());
+    let since = since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
+    Contender {
+        who: parts.next().and_then(Identity::from_json).filter(|who| who.owner.as_str() == owner),
+        foreign_owner: Some(owner.chars().take(LONGEST_OWNER).collect()),
+        token: token.map(Token),
+        slot: slot.and_then(|slot| u32::try_from(slot).ok()),
+        waiting_since: since,
+        acquired_at: since,
+        ttl: ttl.map(Duration::from_millis),
         expires_in,
-        slot: details.slot,
-        ..details.who.map(Holder::from).unwrap_or_default()
-    }
-}
-
-pub fn waiter(owner: String, details: &str, expires_in: Option<Duration>) -> Waiter {
-    let details = Details::read(details);
-    Waiter {
-        owner: Some(owner),
-        waiting_since: details.since,
-        ttl: details.ttl,
-        expires_in,
-        ..details.who.map(Waiter::from).unwrap_or_default()
+        ..Contender::unknown(mode)
     }
 }
 
 /// Reads the answer of `inspect.lua`.
 pub fn read(name: &LockName, reply: &Value) -> Option<LockState> {
-    let [now, value, last, holders, waiters] = reply.items() else { return None };
-    let now: u64 = now.number()?;
+    let [now, mode, last, holders, waiters] = reply.items() else { return None };
+    let (now, mode) = (now.number()?, Mode::parse(&mode.text()?).unwrap_or(Mode::Exclusive));
     let until = |ends: &Value| ends.number::<u64>().map(|ends| Duration::from_millis(ends.saturating_sub(now)));
-    let mut state = LockState::free(name.clone(), "redis");
-    let mut revoked = false;
-    for one in holders.items().chunks_exact(4) {
-        state.holders.push(holder(one[0].text()?, &one[2].text()?, until(&one[1])));
-        revoked |= one[3].text()?.starts_with("revoked ");
-    }
-    for one in waiters.items().chunks_exact(3) {
-        state.waiters.push(waiter(one[0].text()?, &one[2].text()?, until(&one[1])));
-    }
-    state.mode = value.text()?.strip_prefix('=').and_then(Mode::parse).unwrap_or(Mode::Exclusive);
-    state.slots = state.mode.slots();
-    state.state = match (state.holders.is_empty(), revoked) {
-        (true, _) => State::Free,
-        (false, true) => State::Revoked,
-        (false, false) => State::Held,
-    };
-    state.last_run = LastRun::from_json(&last.text()?);
-    Some(state)
+    let one = |one: &[Value]| Some(contender(one[0].text()?, &one[2].text()?, until(&one[1])));
+    let holder = |of: &[Value]| Some(Contender { mode, revoked: of[3] == Value::Integer(1), ..one(of)? });
+    let holders = holders.items().chunks_exact(4).map(holder).collect::<Option<_>>()?;
+    let waiters = waiters.items().chunks_exact(3).map(one).collect::<Option<_>>()?;
+    Some(LockState::of(name.clone(), "redis", holders, waiters, LastRun::from_json(&last.text()?)))
 }
 
 /// One SCAN's worth of locks. A place in the list is `NODE CURSOR`: which node of a cluster, and where.

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::nodes::{Node, Reply, count, no_majority};
+use super::nodes::{Node, Reply, Word, count, no_majority};
 use super::waiting::{Began, Then};
 use super::{Redlock, SLACK, flag, millis, script};
 use crate::backend::redis::script::Script;
@@ -35,8 +35,8 @@ impl Redlock {
             args.iter().cloned().chain([holder, details]).collect()
         };
         let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, for_node).await;
-        let (ours, quorum) = (count(&replies, "ours"), self.nodes.quorum());
-        if count(&replies, "ran") > 0 {
+        let (ours, quorum) = (count(&replies, Word::Ours), self.nodes.quorum());
+        if count(&replies, Word::AlreadyRan) > 0 {
             self.give_back(ask, &keys, Then::Leave).await;
             return Ok(Attempt::AlreadyRan);
         }
@@ -66,14 +66,14 @@ impl Redlock {
     async fn raise(&mut self, ask: &Ask, keys: &[String], token: Token) -> bool {
         let args = [ask.who.owner.to_string(), token.to_string(), millis(ask.ttl), ask.who.to_json()];
         let replies = self.nodes.ask(&RAISE, keys, |_| args.to_vec()).await;
-        count(&replies, "ours") >= self.nodes.quorum()
+        count(&replies, Word::Ours) >= self.nodes.quorum()
     }
 }
 
 /// The token that a majority's answers to the first phase call for.
 pub(super) fn token(replies: &[Reply]) -> Option<Token> {
     let candidate = |reply: &Reply| match reply {
-        Ok((word, rest)) if word == "ours" => rest.first()?.number().map(Token),
+        Ok((word, rest)) if *word == Word::Ours => rest.first()?.number().map(Token),
         _ => None,
     };
     replies.iter().filter_map(candidate).max()

@@ -1,7 +1,7 @@
--- What all verbs of a node share. Prepended to each of them.
+-- What all verbs of a node share, after prelude.lua.
 --
 -- lock     string  the lock itself: its holder's owner id
--- held     string  its holder again, once nobody keeps it alive: what a release has left behind
+-- lingering  string  its holder again, once nobody keeps it alive: what a release has left behind; its key is `held`
 -- taken    string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
 --                  arrive late
 -- counter  string  the greatest token this node has heard of
@@ -14,39 +14,11 @@
 --                  from it; or, once it has let go and watches no more, "released", for a release that arrives twice
 -- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
 -- lates..owner     string  its requests up to this number are given up, should they arrive late
-local lock, held, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
+local lock, lingering, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
 
 -- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
 -- again some time, and has its place back.
 local COMES_WITHIN = 500
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
--- For keys that no lock hangs on. Somebody may have put anything there: one of another type says nothing.
-local function ask(...)
-  local answer = redis.pcall(...)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  return not answer.err:find('WRONGTYPE') and redis.call(...)
-end
-
--- Zero if the counter makes no sense; Lua's numbers are exact up to 2^53.
-local function highest_token()
-  local token = tonumber(ask('GET', counter) or '')
-  return token and token >= 0 and token < 9007199254740992 and token or 0
-end
-
--- Why an operator has freed this node on the spot, if so.
-local function why_taken(note)
-  return note and note:sub(1, 6) == 'taken ' and note:sub(7)
-end
-
--- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.
-local function outlast(ms, ...)
-  for _, key in ipairs({ ... }) do
-    if redis.call('PTTL', key) < ms + 3600000 then redis.call('PEXPIRE', key, ms + 86400000) end
-  end
-end
 
 local function describe(owner, ttl, token, who, since)
   since = since or string.format('%.0f', now)
@@ -155,6 +127,6 @@ local function give_up(owner, n)
 end
 
 local function let_go(owner)
-  redis.call('DEL', lock, held, taken)
+  redis.call('DEL', lock, lingering, taken)
   ask('HDEL', details, owner)
 end

@@ -28,22 +28,21 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use super::redis;
 use super::redis::resp::Value;
 use super::redis::script::Script;
 use super::redis::watch::Watch;
+use super::redis::{self, millis};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
-    Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use nodes::{Node, Nodes, Reply, count, no_majority};
+use crate::lock::{Holder, LockName, LockState, OwnerId, Term, messages};
+use nodes::{Node, Nodes, Reply, Word, count, no_majority};
 use waiting::{Began, Then};
 
 macro_rules! script {
     ($file:literal) => {
-        Script::new(concat!(include_str!("common.lua"), include_str!($file)))
+        Script::new(concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file)))
     };
 }
 use script;
@@ -119,7 +118,7 @@ impl Redlock {
             node.watch = match reply {
                 Ok((word, rest)) => Watch {
                     keys: vec![keys[0].clone(), format!("{}{owner}", keys[NOTES])],
-                    seen: vec![seen_by_holder(word, rest, owner), None],
+                    seen: vec![seen_by_holder(*word, rest, owner), None],
                 },
                 Err(_) => Watch::default(),
             };
@@ -128,21 +127,17 @@ impl Redlock {
 }
 
 /// The operator's reason, if a single node was marked (`revoked`) or freed (`taken`): all of them were meant.
-fn reason(replies: &[Reply], said: &str) -> Option<String> {
-    let (_, rest) = replies.iter().flatten().find(|(word, _)| word == said)?;
+fn reason(replies: &[Reply], said: Word) -> Option<String> {
+    let (_, rest) = replies.iter().flatten().find(|(word, _)| *word == said)?;
     Some(rest.first().and_then(Value::text).unwrap_or_default())
 }
 
 /// What a node holds after we asked it to be ours.
-fn seen_by_holder(word: &str, rest: &[Value], owner: &OwnerId) -> Option<String> {
+fn seen_by_holder(word: Word, rest: &[Value], owner: &OwnerId) -> Option<String> {
     match word {
-        "ours" => Some(owner.to_string()),
+        Word::Ours => Some(owner.to_string()),
         _ => rest.first().and_then(Value::text).filter(|value| !value.is_empty()),
     }
-}
-
-fn millis(span: Duration) -> String {
-    span.as_millis().to_string()
 }
 
 fn flag(set: bool) -> String {
@@ -163,7 +158,7 @@ impl Backend for Redlock {
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         let keys = self.keys(&ask.name);
         let replies = self.give_back(ask, &keys, Then::Leave).await;
-        if count(&replies, "done") < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
+        if count(&replies, Word::Done) < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -171,17 +166,17 @@ impl Backend for Redlock {
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
         let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), |_| args.to_vec()).await;
-        if let Some(reason) = reason(&replies, "taken") {
+        if let Some(reason) = reason(&replies, Word::Taken) {
             return Ok(Renewal::Taken(reason));
         }
-        if let Some(reason) = reason(&replies, "revoked") {
+        if let Some(reason) = reason(&replies, Word::Revoked) {
             return Ok(Renewal::Revoked(reason));
         }
-        let gone = count(&replies, "gone");
+        let gone = count(&replies, Word::Gone);
         if gone >= quorum {
             return Ok(Renewal::Lost(format!("{gone} of the Redlock nodes do not have it as ours any more")));
         }
-        if count(&replies, "ours") < quorum {
+        if count(&replies, Word::Ours) < quorum {
             return Err(no_majority(replies));
         }
         self.watch_as_holder(&keys, &lease.owner, &replies);
@@ -190,18 +185,14 @@ impl Backend for Redlock {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
-        // Up to whole milliseconds: held a little too long rather than too short.
-        let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
-        let run = ending.last_run.as_ref().map(LastRun::to_json).unwrap_or_default();
-        let once = ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.clone());
-        let (owner, token) = (lease.owner.to_string(), lease.token.to_string());
-        let args = [owner, token, millis(hold), run, once.unwrap_or_default()];
+        let [hold, run, once] = redis::ending_args(ending);
+        let args = [lease.owner.to_string(), lease.token.to_string(), hold, run, once];
         let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let taken = reason(&replies, "taken");
-        let gone = count(&replies, "gone") + count(&replies, "taken");
-        let done = match ([count(&replies, "released"), gone], before) {
+        let taken = reason(&replies, Word::Taken);
+        let gone = count(&replies, Word::Gone) + count(&replies, Word::Taken);
+        let done = match ([count(&replies, Word::Released), gone], before) {
             ([released, _], _) if released >= quorum => Ok(Released::Done),
             ([_, gone], _) if gone >= quorum && taken.is_some() => Ok(Released::Taken(taken.unwrap_or_default())),
             ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
@@ -216,13 +207,13 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        if let Some(reason) = reason(&replies, "taken") {
+        if let Some(reason) = reason(&replies, Word::Taken) {
             return Ok(Reheld::Taken(reason));
         }
-        if let Some(reason) = reason(&replies, "revoked") {
+        if let Some(reason) = reason(&replies, Word::Revoked) {
             return Ok(Reheld::Revoked(reason));
         }
-        Ok(match ["done", "gone", "running"].map(|word| count(&replies, word) >= quorum) {
+        Ok(match [Word::Done, Word::Gone, Word::Running].map(|word| count(&replies, word) >= quorum) {
             [true, ..] => Reheld::Done,
             [_, true, _] => Reheld::NotOurs,
             [_, _, true] => Reheld::Running,
@@ -244,21 +235,16 @@ impl Backend for Redlock {
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
-        let Some(owner) = from.owner.clone() else { return Ok(Revoked::NotHeld) };
-        let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
-        let (word, reason, done) = match how {
-            Revoke::Safely { reason } => ("safely", reason.clone(), Revoked::Marked),
-            Revoke::Now { reason } => ("now", reason.clone(), Revoked::Freed),
+        let Some(args) = redis::revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
+        let done = match how {
+            Revoke::Safely { .. } => Revoked::Marked,
+            Revoke::Now { .. } => Revoked::Freed,
         };
-        let (run, keep) = (LastRun::cut_short(from, &reason).to_json(), millis(KEPT_FOR_THE_LATE));
-        let args = [owner, token, word.to_owned(), reason, run, keep];
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
-        Ok(match (count(&replies, "ours"), count(&replies, "gone"), count(&replies, "foreign")) {
+        Ok(match (count(&replies, Word::Ours), count(&replies, Word::Gone), count(&replies, Word::Foreign)) {
             (ours, _, _) if ours >= quorum => done,
             (_, gone, _) if gone >= quorum => Revoked::NotHeld,
-            (_, _, foreign) if foreign > 0 => Revoked::Impossible(
-                "its holder is a program other than dlock and cannot be told to let go; --now takes it away".to_owned(),
-            ),
+            (_, _, foreign) if foreign > 0 => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
             _ => return Err(no_majority(replies)),
         })
     }

@@ -44,8 +44,53 @@ impl Node {
 
 pub struct Nodes(Vec<Node>);
 
+/// What one node says to a script, first of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// The node is ours.
+    Ours,
+    /// Another has it.
+    Theirs,
+    /// Nobody has it, but others are before us in the queue.
+    Behind,
+    /// The node is not ours, or not any more.
+    Gone,
+    Done,
+    Released,
+    /// An operator has freed the node on the spot.
+    Taken,
+    /// An operator wants the node back.
+    Revoked,
+    Foreign,
+    Running,
+    AlreadyRan,
+    /// What the node knows follows.
+    State,
+    Unknown,
+}
+
+impl From<&str> for Word {
+    fn from(word: &str) -> Word {
+        match word {
+            "ours" => Word::Ours,
+            "theirs" => Word::Theirs,
+            "behind" => Word::Behind,
+            "gone" => Word::Gone,
+            "done" => Word::Done,
+            "released" => Word::Released,
+            "taken" => Word::Taken,
+            "revoked" => Word::Revoked,
+            "foreign" => Word::Foreign,
+            "running" => Word::Running,
+            "ran" => Word::AlreadyRan,
+            "state" => Word::State,
+            _ => Word::Unknown,
+        }
+    }
+}
+
 /// What one node said to a script: a word and what belongs to it.
-pub type Reply = Result<(String, Vec<Value>)>;
+pub type Reply = Result<(Word, Vec<Value>)>;
 
 impl Nodes {
     pub fn new(address: &Address, patience: Patience) -> Result<Nodes> {
@@ -217,12 +262,16 @@ fn word(reply: Value) -> Reply {
         other => anyhow::bail!("a node answered {other:?}"),
     };
     let word = parts.next().and_then(|word| word.text()).context("a node answered nothing")?;
-    Ok((word, parts.collect()))
+    match Word::from(word.as_str()) {
+        Word::Unknown => anyhow::bail!("a node answered {word:?}"),
+        word => Ok((word, parts.collect())),
+    }
 }
 
 /// How many nodes said this.
-pub fn count(replies: &[Reply], said: &str) -> usize {
-    replies.iter().filter(|reply| matches!(reply, Ok((word, _)) if word == said)).count()
+pub fn count(replies: &[Reply], said: impl Into<Word>) -> usize {
+    let said = said.into();
+    replies.iter().filter(|reply| matches!(reply, Ok((word, _)) if *word == said)).count()
 }
 
 /// Why there was no majority: the nodes' own reasons, of which a refusal weighs more than silence.

@@ -3,7 +3,7 @@
 local owner, token, ttl, who = unpack(ARGV)
 local value = redis.call('GET', lock)
 leave_queue(owner)
-local ours = value == owner and highest_token() <= tonumber(token)
+local ours = value == owner and token_in(counter) <= tonumber(token)
 if ours then
   redis.call('SET', counter, token)
   describe(owner, ttl, token, who)

@@ -3,14 +3,14 @@
 local owner, token, hold, run, key, given_up = unpack(ARGV)
 local note = ask('GET', notes .. owner)
 leave_queue(owner)
-local answer, why = 'gone', why_taken(note)
+local answer, why = 'gone', reason_in(note, 'taken')
 -- Before anything is let go: if it cannot be recorded, the next one must not run.
 if key ~= '' then redis.call('SADD', once, key) end
 if redis.call('GET', lock) == owner then
   answer = 'released'
   if tonumber(hold) > 0 then
     extend(hold)
-    redis.pcall('SET', held, owner)
+    redis.pcall('SET', lingering, owner)
   else
     let_go(owner)
   end
@@ -21,7 +21,7 @@ elseif why then
   answer = 'taken'
 end
 -- A node that came back empty learns of the run too, unless it knows of a later one, or better.
-if run ~= '' and not why and highest_token() <= tonumber(token) then redis.pcall('SET', last, run) end
+if run ~= '' and not why and token_in(counter) <= tonumber(token) then redis.pcall('SET', last, run) end
 give_up(owner, given_up)
 if answer == 'released' then redis.pcall('SET', notes .. owner, 'released', 'PX', 60000) end
 return { answer, why or '' }

@@ -3,14 +3,16 @@
 -- may have held it in between. One that an operator has taken away is not.
 local owner, n, token, ttl, who = unpack(ARGV)
 local value, note = redis.call('GET', lock), ask('GET', notes .. owner)
-if value == owner and ask('GET', held) ~= owner then
-  if note and note:sub(1, 8) == 'revoked ' then return { 'revoked', note:sub(9) } end
+if value == owner and ask('GET', lingering) ~= owner then
+  local why = reason_in(note, 'revoked')
+  if why then return { 'revoked', why } end
   extend(ttl)
   redis.pcall('SET', taken, taken_as(owner, n))
   return { 'ours' }
 end
-if why_taken(note) then return { 'taken', why_taken(note) } end
-if not value and not is_late(owner, n) and highest_token() <= tonumber(token) then
+local why = reason_in(note, 'taken')
+if why then return { 'taken', why } end
+if not value and not is_late(owner, n) and token_in(counter) <= tonumber(token) then
   take(owner, n, ttl)
   redis.call('SET', counter, token)
   leave_queue(owner)

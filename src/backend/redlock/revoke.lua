@@ -6,7 +6,7 @@ if redis.call('GET', lock) ~= owner or (token ~= '' and known and known:match('^
   return { 'gone' }
 end
 if how == 'now' then
-  local runs = ask('GET', held) ~= owner
+  local runs = ask('GET', lingering) ~= owner
   let_go(owner)
   redis.pcall('SET', notes .. owner, 'taken ' .. reason, 'PX', keep)
   if runs then redis.pcall('SET', last, run) end

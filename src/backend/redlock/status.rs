@@ -10,8 +10,8 @@ use super::{Redlock, script};
 use crate::backend::Page;
 use crate::backend::redis::resp::Value;
 use crate::backend::redis::script::Script;
-use crate::backend::redis::status::{holder, page, waiter};
-use crate::lock::{Holder, LastRun, LockName, LockState, NodeState, State};
+use crate::backend::redis::status::{contender, page};
+use crate::lock::{Contender, LastRun, LockName, LockState, NodeState};
 
 static INSPECT: Script = script!("inspect.lua");
 
@@ -27,51 +27,49 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     if replies.iter().filter(|reply| reply.is_ok()).count() < quorum {
         return Err(no_majority(replies));
     }
-    let mut state = LockState::free(name.clone(), "redlock");
-    let mut votes: BTreeMap<String, Vec<(Duration, Holder, bool)>> = BTreeMap::new();
+    let mut votes: BTreeMap<String, Vec<(Duration, Contender)>> = BTreeMap::new();
     let mut waiters = BTreeMap::new();
-    let mut first = None;
+    let (mut nodes, mut last_run, mut first) = (Vec::new(), None::<LastRun>, None);
     for (n, reply) in replies.iter().enumerate() {
         let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
         match reply {
-            Ok((owner, rest)) => {
-                let [pttl, details, note, last, known, waiting] = rest.as_slice() else { continue };
+            Ok((_, rest)) => {
+                let [owner, pttl, details, revoked, last, known, waiting] = rest.as_slice() else { continue };
+                let owner = owner.text().unwrap_or_default();
                 first = first.or((*known == Value::Integer(1)).then_some(n));
-                state.last_run = state.last_run.into_iter().chain(last_run(last)).max_by_key(|run| run.fencing_token);
+                let run = last.text().and_then(|run| LastRun::from_json(&run));
+                last_run = last_run.into_iter().chain(run).max_by_key(|run| run.fencing_token);
                 for one in waiting.items().chunks_exact(3) {
                     let (Some(owner), Some(details)) = (one[0].text(), one[2].text()) else { continue };
                     let left = one[1].number().map(Duration::from_millis);
-                    waiters.entry(owner.clone()).or_insert_with(|| waiter(owner, &details, left));
+                    waiters.entry(owner.clone()).or_insert_with(|| contender(owner, &details, left));
                 }
                 if !owner.is_empty() {
                     // Without an expiry it lasts: a foreign program may take a lock so.
                     let ends = pttl.number().map_or(Duration::MAX, Duration::from_millis);
                     let details = details.text().unwrap_or_default();
-                    let revoked = note.text().is_some_and(|note| note.starts_with("revoked "));
-                    let vote = (ends, holder(owner.clone(), &details, None), revoked);
+                    let holder = contender(owner.clone(), &details, None);
+                    let vote = (ends, Contender { revoked: *revoked == Value::Integer(1), ..holder });
                     votes.entry(owner.clone()).or_default().push(vote);
-                    node.owner = Some(owner.clone());
+                    node.owner = Some(owner);
                 }
             }
             Err(error) => node.error = Some(format!("{error:#}")),
         }
-        state.nodes.push(node);
+        nodes.push(node);
     }
-    state.waiters = waiters.into_values().collect();
-    state.waiters.sort_by_key(|waiter| waiter.waiting_since);
-    if let Some(mut votes) = votes.into_values().find(|votes| votes.len() >= quorum) {
-        votes.sort_by_key(|(ends, ..)| *ends);
-        state.state = if votes.iter().any(|(.., revoked)| *revoked) { State::Revoked } else { State::Held };
+    let mut waiters: Vec<Contender> = waiters.into_values().collect();
+    waiters.sort_by_key(|waiter| waiter.waiting_since);
+    let holder = votes.into_values().find(|votes| votes.len() >= quorum).and_then(|mut votes| {
+        votes.sort_by_key(|(ends, _)| *ends);
         // It is held for as long as a majority has it.
-        let ends = Some(votes[votes.len() - quorum].0).filter(|&ends| ends != Duration::MAX);
-        let best = votes.into_iter().map(|(_, holder, _)| holder).max_by_key(|holder| holder.host.is_some());
-        state.holders.extend(best.map(|holder| Holder { expires_in: ends, ..holder }));
-    }
-    Ok(Look { state, first })
-}
-
-fn last_run(value: &Value) -> Option<LastRun> {
-    LastRun::from_json(&value.text()?)
+        let expires_in = Some(votes[votes.len() - quorum].0).filter(|&ends| ends != Duration::MAX);
+        let revoked = votes.iter().any(|(_, vote)| vote.revoked);
+        let best = votes.into_iter().map(|(_, vote)| vote).max_by_key(|vote| vote.who.is_some())?;
+        Some(Contender { expires_in, revoked, ..best })
+    });
+    let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, last_run);
+    Ok(Look { state: LockState { nodes, ..state }, first })
 }
 
 /// One SCAN of one node, then the next node. A place in the list is `NODE CURSOR`. A lock is on most

@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
-use super::nodes::{Reply, count};
+use super::nodes::{Reply, Word, count};
 use super::{Redlock, TURNS, millis};
 use crate::backend::Busy;
-use crate::backend::redis::status::holder;
+use crate::backend::redis::status::contender;
 use crate::backend::redis::watch::Watch;
 use crate::clock::{self, Instant};
 use crate::lock::OwnerId;
@@ -58,7 +58,7 @@ impl Began {
 impl Redlock {
     /// Who is in the way, how many are before us, what to watch, and when to ask again.
     pub(super) fn busy(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) -> Result<Busy> {
-        let ours = count(replies, "ours");
+        let ours = count(replies, Word::Ours);
         let (quorum, turn) = (self.nodes.quorum(), format!("{}{owner}", keys[TURNS]));
         let (mut holders, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
         let mut beat = Duration::MAX;
@@ -66,7 +66,7 @@ impl Redlock {
             node.watch = Watch::default();
             let Ok((word, rest)) = reply else { continue };
             node.seen = None;
-            if word == "ours" {
+            if *word == Word::Ours {
                 continue;
             }
             let [value, pttl, details, ahead, again] = rest.as_slice() else { bail!("a node answered {rest:?}") };
@@ -79,12 +79,12 @@ impl Redlock {
                 node.watch.keys.push(keys[0].clone());
                 node.watch.seen.push(value.clone());
             }
-            if word == "theirs" {
+            if *word == Word::Theirs {
                 ends.push(pttl.number().map_or(BEAT, Duration::from_millis));
             }
             ranks.push(rank);
             beat = beat.min(again.number().map_or(BEAT, Duration::from_millis));
-            holders.extend(value.map(|owner| holder(owner, &details, None)));
+            holders.extend(value.map(|owner| contender(owner, &details, None).into_holder()));
         }
         if self.nodes.deaf() {
             beat /= BLIND;

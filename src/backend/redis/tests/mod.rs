@@ -6,6 +6,7 @@ mod waiting;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+use super::resp::Value;
 use super::*;
 use crate::backend::Busy;
 use crate::lock::{Identity, LastRun, Mode, Outcome, State, Token};

@@ -213,7 +213,7 @@ async fn what_was_taken_again_is_not_given_back_by_an_older_request() {
     let keys = a.keys(&one.name);
     let late = ["0", "", "0", "0", "0", "60000", ""].map(str::to_owned);
     let args = |_: &mut Node| std::iter::once(one.who.owner.to_string()).chain(late.clone()).collect();
-    assert_eq!(count(&a.nodes.ask(&GIVE_BACK, &keys, args).await, "done"), 3);
+    assert_eq!(count(&a.nodes.ask(&GIVE_BACK, &keys, args).await, Word::Done), 3);
     for node in &nodes {
         assert_eq!(node.does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
     }

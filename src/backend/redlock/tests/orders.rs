@@ -81,7 +81,8 @@ struct Verbs(Vec<(Request, Script)>);
 impl Verbs {
     fn with(mistakes: &[(&str, &str)]) -> Verbs {
         let script = |verb: &str| {
-            let right = format!("{}{verb}", include_str!("../common.lua"));
+            let shared = concat!(include_str!("../../redis/prelude.lua"), include_str!("../common.lua"));
+            let right = format!("{shared}{verb}");
             let text = mistakes.iter().fold(right, |text, (right, wrong)| text.replace(right, wrong));
             Script::new(text.leak())
         };
