@@ -13,7 +13,7 @@ pub mod etcd;
 pub mod file;
 pub mod postgres;
 pub mod redis;
-mod redlock;
+pub mod redlock;
 #[cfg(test)]
 pub mod scripted;
 mod tls;

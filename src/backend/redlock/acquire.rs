@@ -71,7 +71,7 @@ impl Redlock {
 }
 
 /// The token that a majority's answers to the first phase call for.
-pub(super) fn token(replies: &[Reply]) -> Option<Token> {
+pub fn token(replies: &[Reply]) -> Option<Token> {
     let candidate = |reply: &Reply| match reply {
         Ok((word, rest)) if word == "ours" => rest.first()?.number().map(Token),
         _ => None,

@@ -13,11 +13,7 @@
 mod acquire;
 mod agreement;
 mod examine;
-#[cfg(test)]
-mod exhaustive;
 mod nodes;
-#[cfg(test)]
-mod simulation;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -38,7 +34,9 @@ use super::{
 };
 use crate::clock;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use nodes::{Node, Nodes, Reply, count, no_majority};
+pub use acquire::token;
+use nodes::{Node, Nodes, no_majority};
+pub use nodes::{Reply, count};
 use waiting::{Began, Then};
 
 macro_rules! script {
