@@ -14,8 +14,6 @@ pub mod file;
 pub mod postgres;
 pub mod redis;
 pub mod redlock;
-#[cfg(test)]
-pub mod scripted;
 mod tls;
 pub mod zookeeper;
 
