@@ -244,6 +244,3 @@ impl Backend for Redis {
         })
     }
 }
-
-#[cfg(test)]
-pub mod tests;

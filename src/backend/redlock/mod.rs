@@ -15,8 +15,6 @@ mod agreement;
 mod examine;
 mod nodes;
 mod status;
-#[cfg(test)]
-mod tests;
 mod waiting;
 
 use std::time::Duration;
@@ -96,7 +94,7 @@ impl Redlock {
     }
 
     /// In the order in which `common.lua` unpacks them.
-    fn keys(&self, name: &LockName) -> Vec<String> {
+    pub fn keys(&self, name: &LockName) -> Vec<String> {
         let lock = format!("{}{name}", self.prefix);
         let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:", "late:"];
         let beside = parts.map(|part| format!("{{{lock}}}:{part}"));

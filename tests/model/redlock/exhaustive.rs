@@ -1,7 +1,7 @@
 //! The token scheme in every order of its messages, for two contenders at a time and few grants: what
 //! `simulation` does at random for many. Time is only what follows from it: an attempt or a grant may be over at
 //! any moment, and from then on each node may forget it, each at a moment of its own. A request that has not arrived
-//! when its sender goes on may do so at any time after; the `orders` tests of the backend do that to its scripts.
+//! when its sender goes on may do so at any time after; tests/it/verbs/redlock/orders.rs does that to the scripts.
 
 use dlock::backend::redis::resp::Value;
 use dlock::backend::redlock::{Reply, count, token};

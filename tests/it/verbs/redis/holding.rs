@@ -1,6 +1,13 @@
 //! Keeping the lock and letting go of it: news, losses, revocation, records, lists.
 
-use super::*;
+use std::time::Duration;
+
+use dlock::backend::{Ask, Attempt, Backend, Ending, Lease, Released, Renewal, Revoke, Revoked};
+use dlock::clock;
+use dlock::lock::{Holder, LastRun, Mode, State, Token};
+
+use super::super::{busy, ending, granted, told};
+use super::{Server, ask};
 
 #[tokio::test]
 async fn a_release_that_was_answered_to_nobody_can_be_repeated() {
@@ -101,7 +108,7 @@ async fn a_hold_keeps_others_out_until_its_end_without_us() {
         }
     }
     // Redis keeps a hold in milliseconds of its own clock, cut off at both ends.
-    assert!(until.remaining() <= SLACK, "granted {:?} too early", until.remaining());
+    assert!(until.remaining() <= lease.term.slack, "granted {:?} too early", until.remaining());
 }
 
 #[tokio::test]
