@@ -380,6 +380,7 @@ fn a_proc_that_is_taken_away_does_not_blind_the_guardian() {
 
 /// The table of docs/faults.md.
 #[test]
+#[allow(clippy::print_stdout)]
 fn the_whole_table() {
     if std::env::var_os("DLOCK_PRESSURE").is_none() {
         return;
