@@ -1,6 +1,7 @@
 //! The verbs of each backend, called one by one against real servers: what does not show from outside. Answers that got
 //! lost, requests that arrive late or twice, leases that end between two requests.
 
+mod etcd;
 mod redis;
 mod redlock;
 
@@ -34,7 +35,7 @@ fn ending(lease: &Lease) -> Ending {
         ended_at: None,
         outcome: Outcome::Exited,
         exit_code: Some(0),
-        once: Some("today".into()),
+        once: None,
         reason: None,
     };
     Ending { last_run: Some(last_run), hold_until: None }

@@ -82,13 +82,15 @@ async fn a_successful_run_is_on_record_and_its_once_key_too() {
     let (mut a, one) = (server.client(), Ask { once: Some("today".into()), ..ask(Mode::Exclusive) });
     let lease = granted(&mut a, &one).await;
     let mut failed = ending(&lease);
-    failed.last_run = failed.last_run.map(|run| LastRun { exit_code: Some(1), ..run });
+    failed.last_run = failed.last_run.map(|run| LastRun { exit_code: Some(1), once: one.once.clone(), ..run });
     a.release(&lease, &failed).await.unwrap();
     let lease = granted(&mut a, &one).await;
-    a.release(&lease, &ending(&lease)).await.unwrap();
+    let mut done = ending(&lease);
+    done.last_run = done.last_run.map(|run| LastRun { once: one.once.clone(), ..run });
+    a.release(&lease, &done).await.unwrap();
     assert!(matches!(a.try_acquire(&one).await.unwrap(), Attempt::AlreadyRan));
     let state = a.inspect(&one.name).await.unwrap();
-    assert_eq!((state.state, state.last_run), (State::Free, ending(&lease).last_run));
+    assert_eq!((state.state, state.last_run), (State::Free, done.last_run));
 }
 
 #[tokio::test]
