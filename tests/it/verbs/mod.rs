@@ -4,6 +4,7 @@
 mod etcd;
 mod redis;
 mod redlock;
+mod zookeeper;
 
 use std::time::{Duration, SystemTime};
 
