@@ -12,8 +12,8 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Mode, Term, Token};
 
-pub(super) static TAKE: Script = script!("take.lua");
-pub(super) static RAISE: Script = script!("raise.lua");
+pub static TAKE: Script = script!("take.lua");
+pub static RAISE: Script = script!("raise.lua");
 
 impl Redlock {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {

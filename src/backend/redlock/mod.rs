@@ -10,10 +10,10 @@
 //!
 //! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
 
-mod acquire;
+pub mod acquire;
 mod agreement;
 mod examine;
-mod nodes;
+pub mod nodes;
 mod status;
 mod waiting;
 
@@ -32,9 +32,7 @@ use super::{
 };
 use crate::clock;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-pub use acquire::token;
-use nodes::{Node, Nodes, no_majority};
-pub use nodes::{Reply, count};
+use nodes::{Node, Nodes, Reply, count, no_majority};
 use waiting::{Began, Then};
 
 macro_rules! script {
@@ -44,11 +42,11 @@ macro_rules! script {
 }
 use script;
 
-static GIVE_BACK: Script = script!("give_back.lua");
-static RENEW: Script = script!("renew.lua");
-static RELEASE: Script = script!("release.lua");
+pub static GIVE_BACK: Script = script!("give_back.lua");
+pub static RENEW: Script = script!("renew.lua");
+pub static RELEASE: Script = script!("release.lua");
 static REHOLD: Script = script!("rehold.lua");
-static REVOKE: Script = script!("revoke.lua");
+pub static REVOKE: Script = script!("revoke.lua");
 
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.

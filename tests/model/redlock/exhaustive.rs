@@ -4,7 +4,8 @@
 //! when its sender goes on may do so at any time after; tests/it/verbs/redlock/orders.rs does that to the scripts.
 
 use dlock::backend::redis::resp::Value;
-use dlock::backend::redlock::{Reply, count, token};
+use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::nodes::{Reply, count};
 
 use crate::{Model, explore};
 

@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 
 use dlock::backend::redis::resp::Value;
-use dlock::backend::redlock::{Reply, count, token};
+use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::nodes::{Reply, count};
 
 const NODES: usize = 3;
 const TTL: u64 = 60;

@@ -4,17 +4,11 @@ use dlock::backend::Address;
 use dlock::backend::redis::resp::Value;
 use dlock::backend::redis::script::Script;
 use dlock::backend::redis::server;
-use dlock::backend::redlock::Redlock;
+use dlock::backend::redlock::acquire::{RAISE, TAKE};
+use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW, REVOKE, Redlock};
 
 use super::super::PATIENCE;
 use super::super::redis::Server;
-use super::{GIVE_BACK, lua};
-
-static TAKE: Script = Script::new(concat!(lua!("common"), lua!("take")));
-static RAISE: Script = Script::new(concat!(lua!("common"), lua!("raise")));
-static RENEW: Script = Script::new(concat!(lua!("common"), lua!("renew")));
-static RELEASE: Script = Script::new(concat!(lua!("common"), lua!("release")));
-static REVOKE: Script = Script::new(concat!(lua!("common"), lua!("revoke")));
 
 /// What is done about the queue when a node is given back.
 #[derive(Clone, Copy, PartialEq)]

@@ -6,8 +6,7 @@ mod orders;
 use std::time::Duration;
 
 use dlock::backend::redis::resp::Value;
-use dlock::backend::redis::script::Script;
-use dlock::backend::redlock::Redlock;
+use dlock::backend::redlock::{GIVE_BACK, Redlock};
 use dlock::backend::{Address, Ask, Attempt, Backend, Released, Renewal, Revoke, Revoked};
 use dlock::clock;
 use dlock::exit::Fault;
@@ -15,17 +14,6 @@ use dlock::lock::{Mode, State, Token};
 
 use super::redis::{Server, ask};
 use super::{PATIENCE, busy, ending, granted, told};
-
-/// A verb of the backend, and what all of them share.
-macro_rules! lua {
-    ($file:literal) => {
-        include_str!(concat!("../../../../src/backend/redlock/", $file, ".lua"))
-    };
-}
-use lua;
-
-static COMMON: &str = lua!("common");
-static GIVE_BACK: Script = Script::new(concat!(lua!("common"), lua!("give_back")));
 
 fn start(count: usize) -> Vec<Server> {
     (0..count).map(|_| Server::start()).collect()

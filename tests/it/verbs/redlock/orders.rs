@@ -3,9 +3,10 @@
 
 use dlock::backend::redis::resp::{Command, Value};
 use dlock::backend::redis::script::Script;
+use dlock::backend::redlock::acquire::{RAISE, TAKE};
+use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW};
 
 use super::late::{Arrivals, Then};
-use super::{COMMON, lua};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Request {
@@ -86,18 +87,17 @@ struct Verbs(Vec<(Request, Script)>);
 
 impl Verbs {
     fn with(mistakes: &[(&str, &str)]) -> Verbs {
-        let script = |verb: &str| {
-            let right = format!("{}{verb}", COMMON);
-            let text = mistakes.iter().fold(right, |text, (right, wrong)| text.replace(right, wrong));
+        let script = |right: &Script| {
+            let text = mistakes.iter().fold(right.text.to_owned(), |text, (right, wrong)| text.replace(right, wrong));
             Script::new(text.leak())
         };
         Verbs(vec![
-            (Take, script(lua!("take"))),
-            (Raise, script(lua!("raise"))),
-            (Renew, script(lua!("renew"))),
-            (GiveBack(Then::Wait), script(lua!("give_back"))),
-            (GiveBack(Then::Leave), script(lua!("give_back"))),
-            (Release, script(lua!("release"))),
+            (Take, script(&TAKE)),
+            (Raise, script(&RAISE)),
+            (Renew, script(&RENEW)),
+            (GiveBack(Then::Wait), script(&GIVE_BACK)),
+            (GiveBack(Then::Leave), script(&GIVE_BACK)),
+            (Release, script(&RELEASE)),
         ])
     }
 
