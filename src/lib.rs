@@ -14,7 +14,5 @@ pub mod guardian;
 pub mod keeper;
 pub mod lock;
 pub mod metrics;
-#[cfg(test)]
-mod model;
 mod openat;
 pub mod report;

@@ -13,9 +13,7 @@ pub mod etcd;
 pub mod file;
 pub mod postgres;
 pub mod redis;
-mod redlock;
-#[cfg(test)]
-pub mod scripted;
+pub mod redlock;
 mod tls;
 pub mod zookeeper;
 

@@ -158,14 +158,19 @@ impl Watch {
 
     /// Waits for dlock, for a child, or for the timer.
     fn sleep(&self) -> Result<Woken> {
+        // A command whose orphans die faster than they are reaped must not keep a real-time process busy all the time.
+        const REAP_AGAIN: u8 = 1;
         let speak = if self.unsent.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT };
+        let (listen, most) = match self.unreaped {
+            true => (PollFlags::empty(), PollTimeout::from(REAP_AGAIN)),
+            false => (PollFlags::POLLIN, PollTimeout::NONE),
+        };
         let mut fds = vec![
             PollFd::new(self.link.as_fd(), speak),
             PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), listen),
         ];
         fds.extend(self.command.awaited().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let most = if self.unreaped { PollTimeout::ZERO } else { PollTimeout::NONE };
         match poll(&mut fds, most) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("poll"),

@@ -1,5 +1,7 @@
 //! The keeper against a backend that fails in every way, on a clock that does not have to be waited for.
 
+mod scripted;
+
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,9 +12,9 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::lease::QUIET;
 use super::*;
-use crate::backend::scripted::{Act, Call, Scripted};
 use crate::clock::{self, Instant};
 use crate::lock::{Identity, LastRun, Mode, Outcome, Token};
+use scripted::{Act, Call, Scripted};
 
 const TTL: Duration = Duration::from_secs(30);
 

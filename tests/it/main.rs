@@ -1,4 +1,4 @@
-//! Everything that is tested through the real binary, against real servers.
+//! Everything that is tested against real servers: through the real binary and, in `verbs`, through the library.
 // How long a test waits has nothing to do with a lease.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -29,4 +29,5 @@ mod signals;
 mod support;
 mod torn;
 mod triage;
+mod verbs;
 mod zookeeper;

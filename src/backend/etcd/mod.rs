@@ -14,8 +14,6 @@ mod keys;
 pub mod queue;
 mod recipe;
 mod status;
-#[cfg(test)]
-mod tests;
 mod watch;
 
 use std::time::Duration;
@@ -25,7 +23,8 @@ use async_trait::async_trait;
 use etcd_client::{Txn, TxnOp};
 
 use self::client::Members;
-use self::keys::{Keys, lease_id};
+use self::keys::Keys;
+pub use self::keys::lease_id;
 use self::queue::Reads;
 use self::recipe::Place;
 use self::status::Listing;
@@ -41,12 +40,12 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 pub struct Etcd {
-    members: Members,
-    keys: Keys,
+    pub members: Members,
+    pub keys: Keys,
     place: Option<Place>,
     watch: Watch,
     /// What to tell others when there is time: a waiter that is granted the lock starts its command first.
-    announcement: Option<Txn>,
+    pub announcement: Option<Txn>,
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
     listing: Listing,

@@ -33,7 +33,7 @@ impl Place {
 }
 
 /// One look at a queue, and at what was read along with it.
-pub(super) struct Look {
+pub struct Look {
     /// All of it, or only as far as our own place.
     entries: Vec<Entry>,
     /// The latest token that was released.
@@ -54,7 +54,7 @@ impl Look {
 }
 
 #[derive(PartialEq, Eq)]
-pub(super) enum Entered {
+pub enum Entered {
     Now,
     Before,
 }
@@ -113,7 +113,7 @@ impl Etcd {
 
     /// Takes a place at the end of the queue, or finds the one we have. The answer may lack us: if the
     /// `once` key is on record, or if we must not wait and would have to.
-    pub(super) async fn enter(&mut self, ask: &Ask) -> Result<(Look, Entered)> {
+    pub async fn enter(&mut self, ask: &Ask) -> Result<(Look, Entered)> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
         let extended = self.members.grant_lease(lease, ask.ttl).await?;
         let key = self.own_key(ask);

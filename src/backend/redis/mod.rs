@@ -222,6 +222,3 @@ impl Backend for Redis {
         answer::revoke(&self.server.run(&REVOKE, &self.keys(name), &args.each_ref().map(String::as_str)).await?)
     }
 }
-
-#[cfg(test)]
-pub mod tests;

@@ -4,7 +4,7 @@
 use super::resp::{Command, command};
 
 pub struct Script {
-    text: &'static str,
+    pub text: &'static str,
     /// What the server knows it by: SHA-1, in hexadecimal.
     hash: [u8; 40],
 }

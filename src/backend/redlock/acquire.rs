@@ -12,8 +12,8 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Mode, Term, Token};
 
-pub(super) static TAKE: Script = script!("take.lua");
-pub(super) static RAISE: Script = script!("raise.lua");
+pub static TAKE: Script = script!("take.lua");
+pub static RAISE: Script = script!("raise.lua");
 
 impl Redlock {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -71,7 +71,7 @@ impl Redlock {
 }
 
 /// The token that a majority's answers to the first phase call for.
-pub(super) fn token(replies: &[Reply]) -> Option<Token> {
+pub fn token(replies: &[Reply]) -> Option<Token> {
     let candidate = |reply: &Reply| match reply {
         Ok((word, rest)) if *word == Word::Ours => rest.first()?.number().map(Token),
         _ => None,

@@ -10,17 +10,11 @@
 //!
 //! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
 
-mod acquire;
+pub mod acquire;
 mod agreement;
 mod examine;
-#[cfg(test)]
-mod exhaustive;
-mod nodes;
-#[cfg(test)]
-mod simulation;
+pub mod nodes;
 mod status;
-#[cfg(test)]
-mod tests;
 mod waiting;
 
 use std::time::Duration;
@@ -47,11 +41,11 @@ macro_rules! script {
 }
 use script;
 
-static GIVE_BACK: Script = script!("give_back.lua");
-static RENEW: Script = script!("renew.lua");
-static RELEASE: Script = script!("release.lua");
+pub static GIVE_BACK: Script = script!("give_back.lua");
+pub static RENEW: Script = script!("renew.lua");
+pub static RELEASE: Script = script!("release.lua");
 static REHOLD: Script = script!("rehold.lua");
-static REVOKE: Script = script!("revoke.lua");
+pub static REVOKE: Script = script!("revoke.lua");
 
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.
@@ -97,7 +91,7 @@ impl Redlock {
     }
 
     /// In the order in which `common.lua` unpacks them.
-    fn keys(&self, name: &LockName) -> Vec<String> {
+    pub fn keys(&self, name: &LockName) -> Vec<String> {
         let lock = format!("{}{name}", self.prefix);
         let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:", "late:"];
         let beside = parts.map(|part| format!("{{{lock}}}:{part}"));

@@ -27,8 +27,6 @@ mod recipe;
 pub mod record;
 mod release;
 mod status;
-#[cfg(test)]
-mod tests;
 pub mod wire;
 
 use std::time::Duration;
@@ -49,13 +47,13 @@ use crate::exit::Fault;
 use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, Term, Token};
 
 pub struct ZooKeeper {
-    ensemble: Ensemble,
+    pub ensemble: Ensemble,
     /// Where all our paths lie; must exist.
     chroot: String,
     root: String,
     meta: String,
     spelling: Spelling,
-    place: Option<Place>,
+    pub place: Option<Place>,
     /// A place was asked for, and the answer may have got lost.
     asked: bool,
     /// As of the last place that was taken.
@@ -120,7 +118,7 @@ impl ZooKeeper {
         format!("{}/{}", self.root, name.encoded())
     }
 
-    fn meta_path(&self, name: &LockName) -> String {
+    pub fn meta_path(&self, name: &LockName) -> String {
         format!("{}/{}", self.meta, name.encoded())
     }
 

@@ -25,8 +25,8 @@ use crate::report::describe;
 const SOON: Duration = Duration::from_millis(250);
 
 /// Our node among the contenders.
-pub(super) struct Place {
-    pub(super) path: String,
+pub struct Place {
+    pub path: String,
     pub(super) node: String,
     /// Whose ephemeral node it is.
     session: i64,
@@ -391,7 +391,7 @@ impl ZooKeeper {
 
     /// Watches the node by which we hold the lock, unless that is done. False if an operator was there before the
     /// watch.
-    pub(super) async fn watch_place(&mut self) -> Result<bool> {
+    pub async fn watch_place(&mut self) -> Result<bool> {
         let Some(place) = self.place.as_ref().filter(|_| !self.watches_place) else { return Ok(true) };
         let ours = self.ensemble.call_one(Request::get_data(&place.path).watched()).await?;
         self.watches_place = true;

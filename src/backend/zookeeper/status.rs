@@ -98,7 +98,7 @@ impl View {
 }
 
 impl ZooKeeper {
-    pub(super) async fn visit(&mut self) -> Result<()> {
+    pub async fn visit(&mut self) -> Result<()> {
         if !self.ensemble.is_linked() {
             self.ensemble.attach(VISIT).await?;
         }
@@ -106,13 +106,13 @@ impl ZooKeeper {
     }
 
     /// Closes the session, unless it has a place in a queue to keep.
-    pub(super) async fn end_visit(&mut self) {
+    pub async fn end_visit(&mut self) {
         if self.place.is_none() {
             self.ensemble.part().await;
         }
     }
 
-    pub(super) async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
+    pub async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
         Ok(self.look(name).await?.into_state(name))
     }
 

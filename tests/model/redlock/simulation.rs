@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use super::Value;
-use super::acquire::token;
-use super::nodes::{Reply, count};
+use dlock::backend::redis::resp::Value;
+use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::nodes::{Reply, count};
 
 const NODES: usize = 3;
 const TTL: u64 = 60;
@@ -230,7 +230,7 @@ impl World {
 
     /// Ends at some time; or crashes, and then its lease has to run out.
     fn hold(&mut self, contender: &mut Contender) {
-        let ours = self.grants.iter_mut().find(|grant| grant.owner == contender.owner).unwrap();
+        let ours = self.grants.iter_mut().find(|grant| grant.owner == contender.owner).expect("it was granted");
         if self.now < ours.until && !self.random.one_in(8) {
             return;
         }

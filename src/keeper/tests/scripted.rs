@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use super::{Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked};
+use crate::backend::{
+    Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked,
+};
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};

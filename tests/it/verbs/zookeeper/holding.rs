@@ -1,6 +1,11 @@
 //! The first moments of a holder, and the record that it leaves.
 
-use super::*;
+use dlock::backend::zookeeper::ZooKeeper;
+use dlock::backend::zookeeper::wire::{self, Acl, Kind, Request};
+use dlock::backend::{Backend, Released, Renewal, Revoke, Revoked};
+use dlock::lock::Mode;
+
+use super::{ZooKeeperBed, ask, ending, granted, open, open_under, told};
 
 async fn is_done(client: &mut ZooKeeper, request: Request) -> bool {
     client.ensemble.call_one(request).await.unwrap().is_ok()
@@ -8,9 +13,9 @@ async fn is_done(client: &mut ZooKeeper, request: Request) -> bool {
 
 #[tokio::test]
 async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_granted() {
-    let server = Server::shared();
+    let server = ZooKeeperBed::shared();
     // Nobody has used this prefix: what the records lie in is missing too.
-    let (mut client, mut other) = (server.client_under("recorded"), server.client_under("recorded"));
+    let (mut client, mut other) = (open_under(&server, "recorded"), open_under(&server, "recorded"));
     let first = ask("job", Mode::Exclusive);
     let record = "/recorded-meta/job";
     other.visit().await.unwrap();
@@ -21,7 +26,7 @@ async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_grante
         if let Some(before) = before {
             assert!(is_done(&mut other, before).await);
         }
-        let lease = granted(client.try_acquire(&first).await.unwrap());
+        let lease = granted(&mut client, &first).await;
         if let Some(meanwhile) = meanwhile {
             assert!(is_done(&mut other, meanwhile).await);
         }
@@ -33,10 +38,10 @@ async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_grante
 
 #[tokio::test]
 async fn a_new_holder_hears_of_changes_after_its_first_moments_and_of_nothing_else() {
-    let server = Server::shared();
-    let (mut client, mut operator) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut client, mut operator) = (open(&server), open(&server));
     let ask = ask("settled", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     assert!(client.watch_place().await.unwrap());
     let looks = async {
         for _ in 0..10 {
@@ -51,6 +56,6 @@ async fn a_new_holder_hears_of_changes_after_its_first_moments_and_of_nothing_el
     };
     let safely = Revoke::Safely { reason: "maintenance".into() };
     assert_eq!(operator.revoke(&ask.name, &holder, &safely).await.unwrap(), Revoked::Marked);
-    hinted(&mut client).await;
+    told(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Revoked(_)));
 }

@@ -4,6 +4,10 @@
 //! first, so what it finds is a shortest way to get there.
 
 mod lease;
+mod redlock {
+    mod exhaustive;
+    mod simulation;
+}
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;

@@ -1,9 +1,27 @@
 //! Requests that reach a node after their owner has sent newer ones, or has gone.
 
-use super::*;
-use crate::backend::redis::server;
-use crate::backend::redis::target::Target;
-use crate::backend::redlock::acquire::{RAISE, TAKE};
+use dlock::backend::Address;
+use dlock::backend::redis::resp::Value;
+use dlock::backend::redis::script::Script;
+use dlock::backend::redis::server;
+use dlock::backend::redlock::acquire::{RAISE, TAKE};
+use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW, REVOKE, Redlock};
+
+use super::super::PATIENCE;
+use super::super::redis::Server;
+
+/// What is done about the queue when a node is given back.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Then {
+    Wait,
+    Leave,
+}
+
+impl Then {
+    pub fn flag(self) -> &'static str {
+        if self == Then::Wait { "1" } else { "0" }
+    }
+}
 
 /// One node, and the requests of one owner in whatever order they arrive.
 pub struct Arrivals {
@@ -15,10 +33,8 @@ pub struct Arrivals {
 impl Arrivals {
     pub fn new() -> Arrivals {
         let node = Server::start();
-        let address = Address::parse(&format!("redlock://127.0.0.1:{}", node.port)).unwrap();
-        let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
-        let link = server::Server::new(Target::each(&address).unwrap().remove(0), patience);
-        let redlock = Redlock::open(&Address::parse("redlock://a,b,c").unwrap(), patience).unwrap();
+        let link = node.link();
+        let redlock = Redlock::open(&Address::parse("redlock://a,b,c").unwrap(), PATIENCE).unwrap();
         let keys = redlock.keys(&"job/a".parse().unwrap());
         Arrivals { node, link, keys }
     }
@@ -41,8 +57,7 @@ impl Arrivals {
     }
 
     async fn give_back(&mut self, n: &str, given_up: &str, and: Then) {
-        let waits = flag(and == Then::Wait);
-        assert_eq!(self.run(&GIVE_BACK, &[n, given_up, &waits, "0", "0", "60000", "{}"]).await, "done");
+        assert_eq!(self.run(&GIVE_BACK, &[n, given_up, and.flag(), "0", "0", "60000", "{}"]).await, "done");
     }
 
     async fn release(&mut self, given_up: &str) -> String {

@@ -1,33 +1,36 @@
 //! What a change of leaders may not do to us.
 
-use nix::sys::signal::Signal::{SIGCONT, SIGSTOP};
+use std::time::Duration;
 
-use super::*;
-use crate::lock::LockState;
+use anyhow::Result;
+use dlock::backend::{Ask, Backend, Renewal, etcd};
+use dlock::clock;
+use dlock::lock::LockState;
+use tokio::time::timeout;
+
+use super::{LONG, ask, granted, open};
+use crate::support::etcd::Etcd;
 
 /// Seen on etcd 3.4.23: a leader that was frozen confirms a renewal when it wakes, before it learns that
 /// it was deposed. Its successor never heard of it and counts from its own first day in office.
 #[tokio::test]
 async fn a_deposed_leader_does_not_make_us_claim_more_than_its_successor_grants() {
-    let server = Server::start(3);
-    let mut members = Vec::new();
-    for member in 0..3 {
-        members.push(server.open_member(member).await);
-    }
+    let server = Etcd::cluster();
+    let mut members: Vec<_> = (0..3).map(|member| open(&server, member)).collect();
     let first = ask("n");
     let lease = granted(&mut members[0], &first).await;
     // It does not happen every time, so this gives it some chances.
     for _ in 0..3 {
-        let leader = leader(&mut members).await;
+        let leader = server.leader();
         let other = (leader + 1) % 3;
-        server.signal(leader, SIGSTOP);
-        let enough = crate::clock::now() + Duration::from_secs(5);
+        server.members[leader].freeze();
+        let enough = clock::now() + Duration::from_secs(5);
         // Answered by a successor only.
         answered(&mut members[other], &first).await;
-        crate::clock::sleep_until(enough).await;
+        clock::sleep_until(enough).await;
         let wake = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            server.signal(leader, SIGCONT);
+            server.members[leader].thaw();
         };
         let (renewal, ()) = tokio::join!(members[leader].renew(&lease), wake);
         check(renewal, &mut members[other], &first).await;
@@ -38,7 +41,7 @@ async fn a_deposed_leader_does_not_make_us_claim_more_than_its_successor_grants(
 }
 
 /// Whether the lease was renewed; never for longer than the others know of.
-async fn check(renewal: Result<Renewal>, other: &mut Etcd, ask: &Ask) -> bool {
+async fn check(renewal: Result<Renewal>, other: &mut etcd::Etcd, ask: &Ask) -> bool {
     let holder = answered(other, ask).await.holders.into_iter().next();
     match renewal {
         Ok(Renewal::Held(term)) => {
@@ -54,7 +57,7 @@ async fn check(renewal: Result<Renewal>, other: &mut Etcd, ask: &Ask) -> bool {
 }
 
 /// While leaders change, members may refuse to answer.
-async fn answered(member: &mut Etcd, ask: &Ask) -> LockState {
+async fn answered(member: &mut etcd::Etcd, ask: &Ask) -> LockState {
     let answer = async {
         loop {
             if let Ok(state) = member.inspect(&ask.name).await {
@@ -63,15 +66,4 @@ async fn answered(member: &mut Etcd, ask: &Ask) -> LockState {
         }
     };
     timeout(LONG, answer).await.expect("an answer from a quorum")
-}
-
-async fn leader(members: &mut [Etcd]) -> usize {
-    loop {
-        for (n, member) in members.iter_mut().enumerate() {
-            let status = member.members.call(async |mut client| client.status().await).await;
-            if status.is_ok_and(|status| status.leader() == status.header().unwrap().member_id()) {
-                return n;
-            }
-        }
-    }
 }

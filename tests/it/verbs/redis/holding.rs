@@ -1,6 +1,13 @@
 //! Keeping the lock and letting go of it: news, losses, revocation, records, lists.
 
-use super::*;
+use std::time::Duration;
+
+use dlock::backend::{Ask, Attempt, Backend, Ending, Lease, Released, Renewal, Revoke, Revoked};
+use dlock::clock;
+use dlock::lock::{Holder, LastRun, Mode, State, Token};
+
+use super::super::{busy, ending, granted, told};
+use super::{Server, ask};
 
 #[tokio::test]
 async fn a_release_that_was_answered_to_nobody_can_be_repeated() {
@@ -75,13 +82,15 @@ async fn a_successful_run_is_on_record_and_its_once_key_too() {
     let (mut a, one) = (server.client(), Ask { once: Some("today".into()), ..ask(Mode::Exclusive) });
     let lease = granted(&mut a, &one).await;
     let mut failed = ending(&lease);
-    failed.last_run = failed.last_run.map(|run| LastRun { exit_code: Some(1), ..run });
+    failed.last_run = failed.last_run.map(|run| LastRun { exit_code: Some(1), once: one.once.clone(), ..run });
     a.release(&lease, &failed).await.unwrap();
     let lease = granted(&mut a, &one).await;
-    a.release(&lease, &ending(&lease)).await.unwrap();
+    let mut done = ending(&lease);
+    done.last_run = done.last_run.map(|run| LastRun { once: one.once.clone(), ..run });
+    a.release(&lease, &done).await.unwrap();
     assert!(matches!(a.try_acquire(&one).await.unwrap(), Attempt::AlreadyRan));
     let state = a.inspect(&one.name).await.unwrap();
-    assert_eq!((state.state, state.last_run), (State::Free, ending(&lease).last_run));
+    assert_eq!((state.state, state.last_run), (State::Free, done.last_run));
 }
 
 #[tokio::test]
@@ -101,7 +110,7 @@ async fn a_hold_keeps_others_out_until_its_end_without_us() {
         }
     }
     // Redis keeps a hold in milliseconds of its own clock, cut off at both ends.
-    assert!(until.remaining() <= SLACK, "granted {:?} too early", until.remaining());
+    assert!(until.remaining() <= lease.term.slack, "granted {:?} too early", until.remaining());
 }
 
 #[tokio::test]

@@ -3,26 +3,31 @@
 mod late;
 mod orders;
 
-use super::*;
-use crate::backend::redis::tests::{Server, ask, busy, ending, granted, told};
-use crate::exit::Fault;
-use crate::lock::{Mode, State, Token};
+use std::time::Duration;
+
+use dlock::backend::redis::resp::Value;
+use dlock::backend::redlock::{GIVE_BACK, Redlock};
+use dlock::backend::{Address, Ask, Attempt, Backend, Released, Renewal, Revoke, Revoked};
+use dlock::clock;
+use dlock::exit::Fault;
+use dlock::lock::{Mode, State, Token};
+
+use super::redis::{Server, ask};
+use super::{PATIENCE, busy, ending, granted, told};
 
 fn start(count: usize) -> Vec<Server> {
     (0..count).map(|_| Server::start()).collect()
 }
 
 fn client(nodes: &[Server]) -> Redlock {
-    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
-    let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
-    Redlock::open(&Address::parse(&format!("redlock://{}", hosts.join(","))).unwrap(), patience).unwrap()
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    Redlock::open(&Address::parse(&format!("redlock://{}", hosts.join(","))).unwrap(), PATIENCE).unwrap()
 }
 
 #[test]
 fn a_node_count_that_makes_no_majority_is_refused() {
-    let patience = Patience { connect: Duration::from_secs(1), attempt: Duration::from_secs(1) };
     for wrong in ["redlock://a", "redlock://a,b", "redlock://a,b,c,d", "redlock://a,b,a"] {
-        let error = Redlock::open(&Address::parse(wrong).unwrap(), patience).err().unwrap();
+        let error = Redlock::open(&Address::parse(wrong).unwrap(), PATIENCE).err().unwrap();
         assert_eq!(Fault::of(&error), Fault::Config, "{wrong}");
     }
 }
@@ -211,10 +216,9 @@ async fn what_was_taken_again_is_not_given_back_by_an_older_request() {
     let (mut a, one) = (client(&nodes), ask(Mode::Exclusive));
     let lease = granted(&mut a, &one).await;
     let keys = a.keys(&one.name);
-    let late = ["0", "", "0", "0", "0", "60000", ""].map(str::to_owned);
-    let args = |_: &mut Node| std::iter::once(one.who.owner.to_string()).chain(late.clone()).collect();
-    assert_eq!(count(&a.nodes.ask(&GIVE_BACK, &keys, args).await, Word::Done), 3);
+    let late = [one.who.owner.as_str(), "0", "", "0", "0", "0", "60000", ""];
     for node in &nodes {
+        assert_eq!(node.link().run(&GIVE_BACK, &keys, &late).await.unwrap().items()[0].text().unwrap(), "done");
         assert_eq!(node.does(&["GET", "dlock:job/a"]).await, Value::Text(one.who.owner.to_string().into()));
     }
     a.withdraw(&one).await.unwrap();

@@ -1,9 +1,12 @@
 //! The requests of one contender to one node, the real scripts on a real server, in every order in which they can
 //! arrive: whichever of them got no answer may do so at any time after, also when the contender has long moved on.
 
-use super::late::Arrivals;
-use super::*;
-use crate::backend::redis::resp::{Command, command};
+use dlock::backend::redis::resp::{Command, Value};
+use dlock::backend::redis::script::Script;
+use dlock::backend::redlock::acquire::{RAISE, TAKE};
+use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW};
+
+use super::late::{Arrivals, Then};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Request {
@@ -56,7 +59,7 @@ impl Course {
             Take => &["me", &n, "60000", "", "1", "0", "0", "0", "{}", "", ""],
             Raise => &["me", "9", "60000", "{}"],
             Renew => &["me", &n, "9", "60000", "{}"],
-            GiveBack(and) => &["me", &n, &given_up, &flag(and == Then::Wait), "0", "0", "60000", "{}"],
+            GiveBack(and) => &["me", &n, &given_up, and.flag(), "0", "0", "60000", "{}"],
             Release => &["me", "9", "0", "", "", &given_up],
         };
         verbs.of(self.story[i]).by_hash(keys, args)
@@ -75,24 +78,26 @@ impl Course {
     }
 }
 
+fn command(parts: &[&str]) -> Command {
+    parts.iter().map(|part| part.as_bytes().to_vec()).collect()
+}
+
 /// The scripts, perhaps with a mistake in them.
 struct Verbs(Vec<(Request, Script)>);
 
 impl Verbs {
     fn with(mistakes: &[(&str, &str)]) -> Verbs {
-        let script = |verb: &str| {
-            let shared = concat!(include_str!("../../redis/prelude.lua"), include_str!("../common.lua"));
-            let right = format!("{shared}{verb}");
-            let text = mistakes.iter().fold(right, |text, (right, wrong)| text.replace(right, wrong));
+        let script = |right: &Script| {
+            let text = mistakes.iter().fold(right.text.to_owned(), |text, (right, wrong)| text.replace(right, wrong));
             Script::new(text.leak())
         };
         Verbs(vec![
-            (Take, script(include_str!("../take.lua"))),
-            (Raise, script(include_str!("../raise.lua"))),
-            (Renew, script(include_str!("../renew.lua"))),
-            (GiveBack(Then::Wait), script(include_str!("../give_back.lua"))),
-            (GiveBack(Then::Leave), script(include_str!("../give_back.lua"))),
-            (Release, script(include_str!("../release.lua"))),
+            (Take, script(&TAKE)),
+            (Raise, script(&RAISE)),
+            (Renew, script(&RENEW)),
+            (GiveBack(Then::Wait), script(&GIVE_BACK)),
+            (GiveBack(Then::Leave), script(&GIVE_BACK)),
+            (Release, script(&RELEASE)),
         ])
     }
 
@@ -107,11 +112,11 @@ impl Verbs {
         let courses = Course::all(story);
         assert!(courses.len() > 500, "only {} courses show nothing", courses.len());
         for course in courses {
-            let mut commands = vec![command!["FLUSHALL"]];
+            let mut commands = vec![command(&["FLUSHALL"])];
             for &i in &course.order {
                 commands.push(course.command(i, self, &at.keys));
-                commands.push(command!["GET", "dlock:job/a"]);
-                commands.push(command!["ZSCORE", "{dlock:job/a}:queue", "me"]);
+                commands.push(command(&["GET", "dlock:job/a"]));
+                commands.push(command(&["ZSCORE", "{dlock:job/a}:queue", "me"]));
             }
             let answers = at.link.call(&commands).await.unwrap();
             let seen = |part: &[Value]| (part[1] != Value::Nil, part[2] != Value::Nil);

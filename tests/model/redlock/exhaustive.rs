@@ -1,12 +1,13 @@
 //! The token scheme in every order of its messages, for two contenders at a time and few grants: what
 //! `simulation` does at random for many. Time is only what follows from it: an attempt or a grant may be over at
 //! any moment, and from then on each node may forget it, each at a moment of its own. A request that has not arrived
-//! when its sender goes on may do so at any time after; `tests::orders` does that to the scripts themselves.
+//! when its sender goes on may do so at any time after; tests/it/verbs/redlock/orders.rs does that to the scripts.
 
-use super::Value;
-use super::acquire::token;
-use super::nodes::{Reply, count};
-use crate::model::{Model, explore};
+use dlock::backend::redis::resp::Value;
+use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::nodes::{Reply, count};
+
+use crate::{Model, explore};
 
 const NODES: usize = 3;
 const GRANTS: u8 = 2;

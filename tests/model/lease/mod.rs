@@ -16,11 +16,11 @@ mod wire;
 
 use std::time::Duration;
 
+use dlock::clock::Instant;
+use dlock::lock::{Term, Terms};
 use wire::{Message, Wire};
 
 use super::Model;
-use crate::clock::Instant;
-use crate::lock::{Term, Terms};
 
 /// On the true clock, from the beginning.
 type Millis = u16;

@@ -1,15 +1,19 @@
 //! More locks than fit on a page.
 
-use super::*;
+use dlock::backend::Backend;
+use dlock::backend::zookeeper::wire::{Acl, Kind, Request};
+use dlock::lock::{Mode, State};
+
+use super::{ZooKeeperBed, ask, ending, granted, open_under};
 
 #[tokio::test]
 async fn a_list_has_every_lock_once_over_all_pages() {
-    let server = Server::shared();
-    let mut client = server.client_under("listed");
+    let server = ZooKeeperBed::shared();
+    let mut client = open_under(&server, "listed");
     let (one, other) = (ask("a/held", Mode::Exclusive), ask("z/released", Mode::Exclusive));
-    let lease = granted(client.try_acquire(&other).await.unwrap());
+    let lease = granted(&mut client, &other).await;
     client.release(&lease, &ending(&lease)).await.unwrap();
-    granted(client.try_acquire(&one).await.unwrap());
+    granted(&mut client, &one).await;
     let mut names: Vec<String> = (0..600).map(|n| format!("lock-{n}")).collect();
     let nodes = names.iter().map(|name| format!("/listed-meta/{name}"));
     let create = |path: String| Request::create(&path, b"nonsense", Acl::Anyone, Kind::Persistent);

@@ -1,6 +1,15 @@
 //! Getting the lock: queue, modes, tokens and who is kept out.
 
-use super::*;
+use std::time::Duration;
+
+use dlock::backend::redis::Redis;
+use dlock::backend::redis::resp::Value;
+use dlock::backend::{Ask, Attempt, Backend, Released, Renewal, Revoke, Revoked};
+use dlock::clock;
+use dlock::lock::{Mode, State, Token};
+
+use super::super::{busy, ending, granted, told};
+use super::{Server, ask};
 
 #[tokio::test]
 async fn waiters_are_served_in_order_and_each_is_told() {
@@ -38,8 +47,16 @@ async fn an_acquire_that_arrives_after_its_owner_left_gets_nothing() {
     let server = Server::start();
     let (mut a, one) = (server.client(), ask(Mode::Exclusive));
     let mut late = server.client();
-    late.server.link().await.unwrap();
-    a.unheard = true;
+    for client in [&mut a, &mut late] {
+        client.inspect(&one.name).await.unwrap();
+    }
+    server.freeze();
+    tokio::select! {
+        biased;
+        answer = a.try_acquire(&one) => panic!("{answer:?} by a server that is stopped"),
+        () = tokio::time::sleep(Duration::from_millis(20)) => {}
+    }
+    server.thaw();
     a.withdraw(&one).await.unwrap();
     let error = late.try_acquire(&one).await.unwrap_err();
     assert!(format!("{error:#}").contains("WITHDRAWN"), "{error:#}");

@@ -1,14 +1,23 @@
 //! What stays after a release.
 
-use super::*;
+use std::time::Duration;
+
+use dlock::backend::etcd::lease_id;
+use dlock::backend::{Ask, Backend, Ending, Released};
+use dlock::clock;
+use dlock::lock::Mode;
+use tokio::time::timeout;
+
+use super::{LONG, ask, busy, ending, granted, open};
+use crate::support::etcd::Etcd;
 
 #[tokio::test]
 async fn a_release_leaves_no_lease_but_that_of_what_it_leaves_behind() {
-    let server = Server::start(1);
-    let mut a = server.open().await;
+    let server = Etcd::new();
+    let mut a = open(&server, 0);
     for (hold, left) in [(None, 0), (Some(Duration::from_secs(600)), 1)] {
         let lease = granted(&mut a, &ask("n")).await;
-        let end = Ending { hold_until: hold.map(|hold| crate::clock::now() + hold), ..ending(&lease, None) };
+        let end = Ending { hold_until: hold.map(|hold| clock::now() + hold), ..ending(&lease) };
         assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
         let tidied = async {
             while a.members.call(async |mut client| client.leases().await).await.unwrap().leases().len() > left {
@@ -23,12 +32,12 @@ async fn a_release_leaves_no_lease_but_that_of_what_it_leaves_behind() {
 
 #[tokio::test]
 async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let first = Ask { mode: Mode::Slots(2), ..ask("n") };
     let lease = granted(&mut a, &first).await;
-    let until = crate::clock::now() + Duration::from_secs(60);
-    let end = Ending { hold_until: Some(until), ..ending(&lease, None) };
+    let until = clock::now() + Duration::from_secs(60);
+    let end = Ending { hold_until: Some(until), ..ending(&lease) };
     assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
     assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
     let state = b.inspect(&first.name).await.unwrap();
@@ -39,18 +48,18 @@ async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
 
 #[tokio::test]
 async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (ask("job"), Ask { ttl: Duration::from_secs(3), ..ask("job") });
     let lease = granted(&mut a, &first).await;
     busy(&mut b, &second).await;
-    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     let lease = granted(&mut b, &second).await;
     let announcement = b.announcement.take().expect("it has waited");
     // It is under way while the lock is released, and its lease still there when it arrives.
     let id = lease_id(&second.name, second.who.owner.as_str());
-    let hold_until = Some(crate::clock::now() + Duration::from_secs(600));
-    assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease, None) }).await.unwrap(), Released::Done);
+    let hold_until = Some(clock::now() + Duration::from_secs(600));
+    assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease) }).await.unwrap(), Released::Done);
     let tidied = async { while b.members.keep_alive(id).await.unwrap().is_some() {} };
     timeout(LONG, tidied).await.expect("its own lease goes");
     b.members.grant_lease(id, second.ttl).await.unwrap();

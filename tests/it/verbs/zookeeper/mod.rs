@@ -6,151 +6,42 @@ mod holding;
 mod listing;
 mod lost_data;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use super::*;
-use crate::backend::{Busy, within};
-use crate::clock;
-use crate::lock::{Identity, LastRun, Mode, Outcome, State};
+use dlock::backend::zookeeper::ZooKeeper;
+use dlock::backend::{Address, Ask, Attempt, Backend, Ending, Reheld, Released, Renewal, Revoke, Revoked};
+use dlock::clock;
+use dlock::lock::{Identity, Mode, State};
 
-struct Server {
-    process: Child,
-    directory: PathBuf,
-    port: u16,
+use super::{PATIENCE, busy, ending, granted, told};
+use crate::support::ZooKeeperBed;
+
+fn open(server: &ZooKeeperBed) -> ZooKeeper {
+    open_under(server, "verbs")
 }
 
-impl Server {
-    /// The one that other tests use at the moment, or a new one.
-    fn shared() -> Arc<Server> {
-        static RUNNING: Mutex<Weak<Server>> = Mutex::new(Weak::new());
-        let mut running = RUNNING.lock().unwrap();
-        running.upgrade().unwrap_or_else(|| {
-            let server = Arc::new(Server::start());
-            *running = Arc::downgrade(&server);
-            server
-        })
-    }
-
-    fn start() -> Server {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let directory = std::env::temp_dir().join(format!("dlock-zookeeper-{}-{port}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let settings = format!(
-            "tickTime=200\nmaxSessionTimeout=60000\ndataDir={}\nclientPortAddress=127.0.0.1\nclientPort={port}\n\
-             admin.enableServer=false\nmaxClientCnxns=0\n",
-            directory.display()
-        );
-        std::fs::write(directory.join("zoo.cfg"), settings).unwrap();
-        let process = Command::new("java")
-            .args(["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"])
-            .args(["-cp", "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar"])
-            .arg("org.apache.zookeeper.server.quorum.QuorumPeerMain")
-            .arg(directory.join("zoo.cfg"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Server { process, directory, port };
-        // Its port is open a moment before it serves.
-        let begun = clock::now();
-        while !server.serves() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the server does not start");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    fn serves(&self) -> bool {
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
-        // One that is about to may take a question and never answer.
-        stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        let mut answer = String::new();
-        let asked = stream.write_all(b"srvr").and_then(|()| stream.read_to_string(&mut answer));
-        asked.is_ok() && answer.starts_with("Zookeeper version")
-    }
-
-    fn client(&self) -> ZooKeeper {
-        self.client_under("dlock")
-    }
-
-    fn client_under(&self, prefix: &str) -> ZooKeeper {
-        let address = Address::parse(&format!("zookeeper://127.0.0.1:{}?prefix={prefix}", self.port)).unwrap();
-        let patience = Patience { connect: Duration::from_secs(30), attempt: Duration::from_secs(30) };
-        ZooKeeper::open(&address, patience).unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
+fn open_under(server: &ZooKeeperBed, prefix: &str) -> ZooKeeper {
+    let address = format!("zookeeper://127.0.0.1:{}?prefix={prefix}", server.port);
+    ZooKeeper::open(&Address::parse(&address).unwrap(), PATIENCE).unwrap()
 }
 
 fn ask(name: &str, mode: Mode) -> Ask {
-    Ask {
-        name: name.parse().unwrap(),
-        who: Identity::of_this_process("true").unwrap(),
-        mode,
-        ttl: Duration::from_secs(20),
-        queue: true,
-        once: None,
-    }
-}
-
-fn ending(lease: &Lease) -> Ending {
-    let last_run = LastRun {
-        fencing_token: lease.token,
-        host: "host".into(),
-        user: "user".into(),
-        command: "true".into(),
-        started_at: SystemTime::UNIX_EPOCH,
-        ended_at: None,
-        outcome: Outcome::Exited,
-        exit_code: Some(0),
-        once: None,
-        reason: None,
-    };
-    Ending { last_run: Some(last_run), hold_until: None }
-}
-
-fn granted(attempt: Attempt) -> Lease {
-    match attempt {
-        Attempt::Granted(lease) => lease,
-        other => panic!("not granted: {other:?}"),
-    }
-}
-
-fn busy(attempt: Attempt) -> Busy {
-    match attempt {
-        Attempt::Busy(busy) => busy,
-        other => panic!("not busy: {other:?}"),
-    }
-}
-
-async fn hinted(client: &mut ZooKeeper) {
-    within(Duration::from_secs(60), client.changed()).await.expect("a hint");
+    Ask { ttl: Duration::from_secs(20), ..super::ask(name, mode) }
 }
 
 #[tokio::test]
 async fn a_release_wakes_the_next_and_its_token_is_greater() {
-    let server = Server::shared();
-    let (mut first, mut second) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut first, mut second) = (open(&server), open(&server));
     let (mine, yours) = (ask("order", Mode::Exclusive), ask("order", Mode::Exclusive));
-    let held = granted(first.try_acquire(&mine).await.unwrap());
-    let waiting = busy(second.try_acquire(&yours).await.unwrap());
+    let held = granted(&mut first, &mine).await;
+    let waiting = busy(&mut second, &yours).await;
     assert_eq!(waiting.ahead, Some(1));
     let came = first.inspect(&mine.name).await.unwrap().waiters[0].waiting_since.unwrap();
     assert_eq!(waiting.holder.unwrap().owner.as_deref(), Some(mine.who.owner.as_str()));
     assert_eq!(first.release(&held, &ending(&held)).await.unwrap(), Released::Done);
-    hinted(&mut second).await;
-    let next = granted(second.try_acquire(&yours).await.unwrap());
+    told(&mut second).await;
+    let next = granted(&mut second, &yours).await;
     assert!(next.token > held.token);
     let state = second.inspect(&mine.name).await.unwrap();
     assert_eq!(state.last_run, ending(&held).last_run);
@@ -163,48 +54,48 @@ async fn a_release_wakes_the_next_and_its_token_is_greater() {
 
 #[tokio::test]
 async fn a_place_whose_creation_was_not_answered_is_found_again() {
-    let server = Server::shared();
-    let mut client = server.client();
+    let server = ZooKeeperBed::shared();
+    let mut client = open(&server);
     let ask = ask("unanswered", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     client.place = None;
-    assert_eq!(granted(client.try_acquire(&ask).await.unwrap()).token, lease.token);
+    assert_eq!(granted(&mut client, &ask).await.token, lease.token);
     // The same, but in a session that is not ours any more: the place is given up for a new one.
     client.place = None;
     client.ensemble.session = None;
     client.ensemble.attach(ask.ttl).await.unwrap();
-    assert!(granted(client.try_acquire(&ask).await.unwrap()).token > lease.token);
+    assert!(granted(&mut client, &ask).await.token > lease.token);
     let state = client.inspect(&ask.name).await.unwrap();
     assert_eq!((state.holders.len(), state.waiters.len()), (1, 0));
 }
 
 #[tokio::test]
 async fn a_renewal_counts_from_itself_and_sees_the_end_of_the_session() {
-    let server = Server::shared();
-    let mut client = server.client();
+    let server = ZooKeeperBed::shared();
+    let mut client = open(&server);
     let ask = ask("renewed", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     assert_eq!(lease.term.ttl, ask.ttl);
     let before = clock::now();
     let Renewal::Held(term) = client.renew(&lease).await.unwrap() else { panic!("not held") };
     assert!(term.from >= before);
     // Somebody else ends the session, as the server does when it expires.
-    let mut other = server.client();
+    let mut other = open(&server);
     other.ensemble.session = client.ensemble.session.clone();
     other.ensemble.close().await.unwrap();
-    hinted(&mut client).await;
+    told(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Lost(_)));
 }
 
 #[tokio::test]
 async fn a_session_that_was_not_renewed_for_long_is_not_claimed_again() {
-    let server = Server::shared();
-    let mut client = server.client();
+    let server = ZooKeeperBed::shared();
+    let mut client = open(&server);
     let ask = ask("forgotten", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     // As if the server had been away for long, and had kept the session all the same.
     client.ensemble.session.as_mut().unwrap().proven = clock::now() - 3 * ask.ttl;
-    let again = granted(client.try_acquire(&ask).await.unwrap());
+    let again = granted(&mut client, &ask).await;
     assert!(again.token > lease.token);
     client.ensemble.session.as_mut().unwrap().proven = clock::now() - 3 * ask.ttl;
     assert!(matches!(client.renew(&again).await.unwrap(), Renewal::Lost(_)));
@@ -212,21 +103,21 @@ async fn a_session_that_was_not_renewed_for_long_is_not_claimed_again() {
 
 #[tokio::test]
 async fn a_revoke_is_seen_at_once_and_a_deletion_too() {
-    let server = Server::shared();
-    let (mut client, mut operator) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut client, mut operator) = (open(&server), open(&server));
     let ask = ask("revoked", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     let holder = operator.inspect(&ask.name).await.unwrap().holders[0].clone();
     let safely = Revoke::Safely { reason: "maintenance".into() };
     assert_eq!(operator.revoke(&ask.name, &holder, &safely).await.unwrap(), Revoked::Marked);
-    hinted(&mut client).await;
+    told(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Revoked(reason) if reason == "maintenance"));
     assert_eq!(operator.inspect(&ask.name).await.unwrap().state, State::Revoked);
     assert_eq!(
         operator.revoke(&ask.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
         Revoked::Freed
     );
-    hinted(&mut client).await;
+    told(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Taken(why) if why == "stuck"));
     assert_eq!(
         operator.revoke(&ask.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
@@ -237,21 +128,21 @@ async fn a_revoke_is_seen_at_once_and_a_deletion_too() {
 
 #[tokio::test]
 async fn a_release_whose_answer_was_lost_is_recognised() {
-    let server = Server::shared();
-    let mut client = server.client();
+    let server = ZooKeeperBed::shared();
+    let mut client = open(&server);
     let ask = ask("released", Mode::Exclusive);
-    let lease = granted(client.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut client, &ask).await;
     assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
 }
 
 #[tokio::test]
 async fn another_process_of_the_owner_can_move_the_end_of_a_hold() {
-    let server = Server::shared();
-    let (mut first, mut second) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut first, mut second) = (open(&server), open(&server));
     let ask = ask("handed-on", Mode::Slots(2));
     let (name, owner, hour) = (&ask.name, &ask.who.owner, Duration::from_secs(3600));
-    let lease = granted(first.try_acquire(&ask).await.unwrap());
+    let lease = granted(&mut first, &ask).await;
     assert_eq!(second.rehold(name, owner, hour).await.unwrap(), Reheld::Running);
     let kept = Ending { last_run: None, hold_until: Some(clock::now() + hour) };
     assert_eq!(first.release(&lease, &kept).await.unwrap(), Released::Done);
@@ -261,8 +152,7 @@ async fn another_process_of_the_owner_can_move_the_end_of_a_hold() {
     assert_eq!((holder.fencing_token, holder.slot), (Some(lease.token), lease.slot));
     assert!(holder.expires_in.unwrap() > hour);
     // Its slot is still taken.
-    let other =
-        granted(first.try_acquire(&Ask { who: Identity::of_this_process("").unwrap(), ..ask.clone() }).await.unwrap());
+    let other = granted(&mut first, &Ask { who: Identity::of_this_process("").unwrap(), ..ask.clone() }).await;
     assert_ne!(other.slot, lease.slot);
     let safely = Revoke::Safely { reason: "maintenance".into() };
     assert_eq!(second.revoke(name, &holder, &safely).await.unwrap(), Revoked::Marked);
@@ -271,36 +161,36 @@ async fn another_process_of_the_owner_can_move_the_end_of_a_hold() {
     assert_eq!(second.rehold(name, owner, Duration::ZERO).await.unwrap(), Reheld::NotOurs);
     second.visit().await.unwrap();
     assert_eq!(
-        second.ensemble.children("/dlock-meta/handed-on").await.unwrap(),
+        second.ensemble.children("/verbs-meta/handed-on").await.unwrap(),
         [format!("slot-{}", other.slot.unwrap())]
     );
 }
 
 #[tokio::test]
 async fn slots_are_numbered_and_their_tokens_grow_per_slot() {
-    let server = Server::shared();
-    let mut clients: Vec<ZooKeeper> = (0..4).map(|_| server.client()).collect();
+    let server = ZooKeeperBed::shared();
+    let mut clients: Vec<ZooKeeper> = (0..4).map(|_| open(&server)).collect();
     let asks: Vec<Ask> = (0..4).map(|_| ask("slots", Mode::Slots(2))).collect();
-    let first = granted(clients[0].try_acquire(&asks[0]).await.unwrap());
-    let second = granted(clients[1].try_acquire(&asks[1]).await.unwrap());
+    let first = granted(&mut clients[0], &asks[0]).await;
+    let second = granted(&mut clients[1], &asks[1]).await;
     assert_eq!((first.slot, second.slot), (Some(0), Some(1)));
-    busy(clients[2].try_acquire(&asks[2]).await.unwrap());
-    busy(clients[3].try_acquire(&asks[3]).await.unwrap());
+    busy(&mut clients[2], &asks[2]).await;
+    busy(&mut clients[3], &asks[3]).await;
     // The first to go is not the one just before the first waiter.
     clients[0].release(&first, &ending(&first)).await.unwrap();
-    hinted(&mut clients[2]).await;
-    let third = granted(clients[2].try_acquire(&asks[2]).await.unwrap());
+    told(&mut clients[2]).await;
+    let third = granted(&mut clients[2], &asks[2]).await;
     assert_eq!(third.slot, Some(0));
     assert!(third.token > first.token);
     // The last waiter learns that it is now first in line, and then of its turn.
-    hinted(&mut clients[3]).await;
-    busy(clients[3].try_acquire(&asks[3]).await.unwrap());
+    told(&mut clients[3]).await;
+    busy(&mut clients[3], &asks[3]).await;
     clients[1].release(&second, &ending(&second)).await.unwrap();
-    hinted(&mut clients[3]).await;
-    let fourth = granted(clients[3].try_acquire(&asks[3]).await.unwrap());
+    told(&mut clients[3]).await;
+    let fourth = granted(&mut clients[3], &asks[3]).await;
     assert_eq!(fourth.slot, Some(1));
     assert!(fourth.token > second.token);
-    let mut other = server.client();
+    let mut other = open(&server);
     let attempt = other.try_acquire(&ask("slots", Mode::Slots(3))).await.unwrap();
     assert!(matches!(attempt, Attempt::OtherTerms(_)), "{attempt:?}");
     let attempt = other.try_acquire(&ask("slots", Mode::Exclusive)).await.unwrap();
@@ -309,11 +199,11 @@ async fn slots_are_numbered_and_their_tokens_grow_per_slot() {
 
 #[tokio::test]
 async fn a_hold_keeps_its_place_before_those_who_waited_and_then_ends() {
-    let server = Server::shared();
-    let (mut first, mut second) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut first, mut second) = (open(&server), open(&server));
     let (mine, yours) = (ask("held", Mode::Exclusive), ask("held", Mode::Exclusive));
-    let lease = granted(first.try_acquire(&mine).await.unwrap());
-    busy(second.try_acquire(&yours).await.unwrap());
+    let lease = granted(&mut first, &mine).await;
+    busy(&mut second, &yours).await;
     let until = clock::now() + Duration::from_millis(1500);
     let ending = Ending { hold_until: Some(until), ..ending(&lease) };
     assert_eq!(first.release(&lease, &ending).await.unwrap(), Released::Done);
@@ -329,23 +219,23 @@ async fn a_hold_keeps_its_place_before_those_who_waited_and_then_ends() {
 
 #[tokio::test]
 async fn who_does_not_queue_leaves_no_trace() {
-    let server = Server::shared();
-    let (mut first, mut second) = (server.client(), server.client());
+    let server = ZooKeeperBed::shared();
+    let (mut first, mut second) = (open(&server), open(&server));
     let mine = ask("no-wait", Mode::Exclusive);
-    granted(first.try_acquire(&mine).await.unwrap());
+    granted(&mut first, &mine).await;
     let impatient = Ask { queue: false, ..ask("no-wait", Mode::Exclusive) };
-    busy(second.try_acquire(&impatient).await.unwrap());
+    busy(&mut second, &impatient).await;
     let state = second.inspect(&mine.name).await.unwrap();
     assert_eq!((state.holders.len(), state.waiters.len()), (1, 0));
 }
 
 #[tokio::test]
 async fn a_recorded_key_is_not_run_again_and_only_success_is_recorded() {
-    let server = Server::shared();
-    let mut client = server.client();
+    let server = ZooKeeperBed::shared();
+    let mut client = open(&server);
     let ask = Ask { once: Some("2026-11-16 ä/.".into()), ..ask("once", Mode::Exclusive) };
     for exit_code in [1, 0] {
-        let lease = granted(client.try_acquire(&ask).await.unwrap());
+        let lease = granted(&mut client, &ask).await;
         let mut ending = ending(&lease);
         let run = ending.last_run.as_mut().unwrap();
         (run.once, run.exit_code) = (ask.once.clone(), Some(exit_code));

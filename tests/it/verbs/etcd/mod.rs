@@ -4,71 +4,39 @@
 mod leader;
 mod queueing;
 mod releasing;
-mod server;
 mod tokens;
 
 use std::time::Duration;
 
+use dlock::backend::etcd::lease_id;
+use dlock::backend::{Address, Ask, Attempt, Backend, Released, Renewal, Revoke, Revoked, etcd};
+use dlock::clock;
+use dlock::lock::{Mode, State};
+use etcd_client::{Txn, TxnOp};
 use tokio::time::timeout;
 
-use self::server::{LONG, Server};
-use super::*;
-use crate::backend::Busy;
-use crate::lock::{Identity, LastRun, Mode, Outcome, State};
+use super::{PATIENCE, busy, ending, granted, told};
+use crate::support::etcd::Etcd;
+
+const LONG: Duration = PATIENCE.attempt;
+
+fn open(server: &Etcd, member: usize) -> etcd::Etcd {
+    let url = format!("etcd://{}", server.endpoints()[member]);
+    etcd::Etcd::open(&Address::parse(&url).unwrap(), PATIENCE).unwrap()
+}
 
 fn ask(name: &str) -> Ask {
-    Ask {
-        name: name.parse().unwrap(),
-        who: Identity::of_this_process("a test").unwrap(),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        queue: true,
-        once: None,
-    }
+    Ask { ttl: Duration::from_secs(30), ..super::ask(name, Mode::Exclusive) }
 }
 
-fn ending(lease: &Lease, once: Option<&str>) -> Ending {
-    let last_run = LastRun {
-        fencing_token: lease.token,
-        host: "h".to_owned(),
-        user: "u".to_owned(),
-        command: "c".to_owned(),
-        started_at: std::time::UNIX_EPOCH,
-        ended_at: None,
-        outcome: Outcome::Exited,
-        exit_code: Some(0),
-        once: once.map(str::to_owned),
-        reason: None,
-    };
-    Ending { last_run: Some(last_run), hold_until: None }
-}
-
-async fn granted(etcd: &mut Etcd, ask: &Ask) -> Lease {
-    match etcd.try_acquire(ask).await.unwrap() {
-        Attempt::Granted(lease) => lease,
-        other => panic!("not granted but {other:?}"),
-    }
-}
-
-async fn busy(etcd: &mut Etcd, ask: &Ask) -> Busy {
-    match etcd.try_acquire(ask).await.unwrap() {
-        Attempt::Busy(busy) => busy,
-        other => panic!("not busy but {other:?}"),
-    }
-}
-
-async fn woken(etcd: &mut Etcd) {
-    timeout(LONG, etcd.changed()).await.expect("a change wakes us").unwrap();
-}
-
-async fn delete_lease(etcd: &mut Etcd, ask: &Ask) {
+async fn delete_lease(etcd: &mut etcd::Etcd, ask: &Ask) {
     etcd.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_lock_is_granted_renewed_released_and_handed_on() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (ask("job/sub"), ask("job/sub"));
     let lease = granted(&mut a, &first).await;
     assert_eq!(granted(&mut a, &first).await.token, lease.token, "asking again finds what was granted");
@@ -84,13 +52,13 @@ async fn a_lock_is_granted_renewed_released_and_handed_on() {
     assert_eq!(state.holders[0].fencing_token, Some(lease.token));
     assert!(state.holders[0].expires_in.unwrap() <= Duration::from_secs(30));
 
-    let end = ending(&lease, None);
-    let released_at = crate::clock::wall() - Duration::from_millis(1);
+    let end = ending(&lease);
+    let released_at = clock::wall() - Duration::from_millis(1);
     assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done);
     assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
-    woken(&mut b).await;
+    told(&mut b).await;
     let next = granted(&mut b, &second).await;
-    assert!(next.token > lease.token && next.term.from < crate::clock::now());
+    assert!(next.token > lease.token && next.term.from < clock::now());
     let mut other = end.clone();
     other.last_run.as_mut().unwrap().command = "another".to_owned();
     assert_eq!(a.release(&lease, &other).await.unwrap(), Released::NotOurs);
@@ -108,8 +76,8 @@ async fn a_lock_is_granted_renewed_released_and_handed_on() {
 
 #[tokio::test]
 async fn who_does_not_wait_leaves_no_trace_and_jumps_no_queue() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let holder = ask("n");
     let lease = granted(&mut a, &holder).await;
     let hasty = Ask { queue: false, ..ask("n") };
@@ -117,7 +85,7 @@ async fn who_does_not_wait_leaves_no_trace_and_jumps_no_queue() {
     let leases = b.members.call(async |mut client| client.leases().await).await.unwrap();
     assert_eq!(leases.leases().len(), 1, "only the holder's lease is left");
     assert!(b.inspect(&holder.name).await.unwrap().waiters.is_empty());
-    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     granted(&mut b, &hasty).await;
 
     let readers = Ask { mode: Mode::Shared, ..ask("m") };
@@ -129,38 +97,38 @@ async fn who_does_not_wait_leaves_no_trace_and_jumps_no_queue() {
 
 #[tokio::test]
 async fn a_place_whose_lease_ended_is_taken_again_at_the_end() {
-    let server = Server::start(1);
-    let (mut a, mut b, mut c) = (server.open().await, server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b, mut c) = (open(&server, 0), open(&server, 0), open(&server, 0));
     let (first, second, third) = (ask("n"), ask("n"), ask("n"));
     let lease = granted(&mut a, &first).await;
     busy(&mut b, &second).await;
     assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
     delete_lease(&mut a, &second).await;
-    woken(&mut c).await;
+    told(&mut c).await;
     assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
     assert_eq!(busy(&mut b, &second).await.ahead, Some(2));
     // And the same when it became free in the meantime: no grant on a dead lease.
     delete_lease(&mut a, &third).await;
-    assert_eq!(a.release(&lease, &ending(&lease, None)).await.unwrap(), Released::Done);
-    woken(&mut b).await;
+    assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
+    told(&mut b).await;
     granted(&mut b, &second).await;
     assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
 }
 
 #[tokio::test]
 async fn loss_is_seen_at_once_and_only_when_the_server_says_so() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let first = ask("n");
     let lease = granted(&mut a, &first).await;
-    tokio::join!(woken(&mut a), delete_lease(&mut b, &first));
+    tokio::join!(told(&mut a), delete_lease(&mut b, &first));
     assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));
 
     // The key alone, with the lease alive; then the same key anew.
     let lease = granted(&mut a, &first).await;
     let key = a.keys.contender(&first.name, lease_id(&first.name, first.who.owner.as_str()));
     b.members.transact(Txn::new().and_then([TxnOp::delete(key, None)])).await.unwrap();
-    woken(&mut a).await;
+    told(&mut a).await;
     assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));
     let again = granted(&mut a, &first).await;
     assert!(again.token > lease.token);
@@ -170,10 +138,10 @@ async fn loss_is_seen_at_once_and_only_when_the_server_says_so() {
 
 #[tokio::test]
 async fn slots_are_unique_among_holders_and_tokens_grow_in_each() {
-    let server = Server::start(1);
+    let server = Etcd::new();
     let mut etcds = Vec::new();
     for _ in 0..4 {
-        etcds.push(server.open().await);
+        etcds.push(open(&server, 0));
     }
     let asks: Vec<_> = (0..4).map(|_| Ask { mode: Mode::Slots(2), ..ask("n") }).collect();
     let zero = granted(&mut etcds[0], &asks[0]).await;
@@ -189,15 +157,15 @@ async fn slots_are_unique_among_holders_and_tokens_grow_in_each() {
     assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(3));
 
     assert!(matches!(etcds[0].renew(&zero).await.unwrap(), Renewal::Held(_)));
-    assert_eq!(etcds[0].release(&zero, &ending(&zero, None)).await.unwrap(), Released::Done);
-    woken(&mut etcds[2]).await;
+    assert_eq!(etcds[0].release(&zero, &ending(&zero)).await.unwrap(), Released::Done);
+    told(&mut etcds[2]).await;
     let next = granted(&mut etcds[2], &asks[2]).await;
     assert!(next.slot == Some(0) && next.token > zero.token);
     // The one behind hears that it is the first now, and waits for any of the holders.
-    woken(&mut etcds[3]).await;
+    told(&mut etcds[3]).await;
     busy(&mut etcds[3], &asks[3]).await;
-    assert_eq!(etcds[1].release(&one, &ending(&one, None)).await.unwrap(), Released::Done);
-    woken(&mut etcds[3]).await;
+    assert_eq!(etcds[1].release(&one, &ending(&one)).await.unwrap(), Released::Done);
+    told(&mut etcds[3]).await;
     let last = granted(&mut etcds[3], &asks[3]).await;
     assert!(last.slot == Some(1) && last.token > one.token);
     let state = etcds[0].inspect(&asks[0].name).await.unwrap();
@@ -209,11 +177,11 @@ async fn slots_are_unique_among_holders_and_tokens_grow_in_each() {
 
 #[tokio::test]
 async fn an_unanswered_grant_is_found_again_and_counted_from_a_renewal() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let first = ask("n");
     a.members.grant_lease(lease_id(&first.name, first.who.owner.as_str()), first.ttl).await.unwrap();
-    let before = crate::clock::now();
+    let before = clock::now();
     let lease = granted(&mut b, &first).await;
     assert!(lease.term.from >= before);
     a.withdraw(&first).await.unwrap();
@@ -223,14 +191,14 @@ async fn an_unanswered_grant_is_found_again_and_counted_from_a_renewal() {
 
 #[tokio::test]
 async fn a_list_has_every_lock_once_over_all_pages() {
-    let server = Server::start(1);
-    let mut a = server.open().await;
+    let server = Etcd::new();
+    let mut a = open(&server, 0);
     let mut names: Vec<String> = (0..160).map(|n| format!("lock/{n}")).collect();
     names.extend(["a".to_owned(), "a-b".to_owned(), "a/b".to_owned()]);
     for (n, name) in names.iter().enumerate() {
         let lease = granted(&mut a, &ask(name)).await;
         if n % 3 == 0 {
-            a.release(&lease, &ending(&lease, None)).await.unwrap();
+            a.release(&lease, &ending(&lease)).await.unwrap();
         }
     }
     let (mut found, mut after, mut pages) = (Vec::new(), None, 0);
@@ -251,8 +219,8 @@ async fn a_list_has_every_lock_once_over_all_pages() {
 
 #[tokio::test]
 async fn a_slot_that_was_taken_behind_us_is_taken() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (Ask { mode: Mode::Slots(2), ..ask("n") }, Ask { mode: Mode::Slots(2), ..ask("n") });
     a.enter(&first).await.unwrap();
     assert_eq!(granted(&mut b, &second).await.slot, Some(0));
@@ -261,17 +229,17 @@ async fn a_slot_that_was_taken_behind_us_is_taken() {
 
 #[tokio::test]
 async fn the_next_waits_for_the_end_of_one_that_vanished_but_not_of_one_whose_time_was_over() {
-    let server = Server::start(1);
-    let (mut a, mut b) = (server.open().await, server.open().await);
+    let server = Etcd::new();
+    let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (Ask { ttl: Duration::from_secs(3), ..ask("n") }, ask("n"));
     granted(&mut a, &first).await;
-    assert!(busy(&mut b, &second).await.ask_again < crate::clock::now() + Duration::from_secs(1));
+    assert!(busy(&mut b, &second).await.ask_again < clock::now() + Duration::from_secs(1));
     delete_lease(&mut a, &first).await;
-    let gone = crate::clock::now();
-    woken(&mut b).await;
+    let gone = clock::now();
+    told(&mut b).await;
     let waiting = busy(&mut b, &second).await;
     assert_eq!(waiting.ahead, Some(0));
-    crate::clock::sleep_until(waiting.ask_again).await;
+    clock::sleep_until(waiting.ask_again).await;
     let lease = granted(&mut b, &second).await;
     assert!(gone.elapsed() >= first.ttl);
 
@@ -284,6 +252,6 @@ async fn the_next_waits_for_the_end_of_one_that_vanished_but_not_of_one_whose_ti
     // Not renewed: at once when its time is over.
     b.withdraw(&second).await.unwrap();
     busy(&mut b, &second).await;
-    woken(&mut b).await;
+    told(&mut b).await;
     granted(&mut b, &second).await;
 }

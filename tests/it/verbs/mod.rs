@@ -1,0 +1,62 @@
+//! The verbs of each backend, called one by one against real servers: what does not show from outside. Answers that got
+//! lost, requests that arrive late or twice, leases that end between two requests.
+
+mod etcd;
+mod redis;
+mod redlock;
+mod zookeeper;
+
+use std::time::{Duration, SystemTime};
+
+use dlock::backend::{Ask, Attempt, Backend, Busy, Ending, Lease, Patience};
+use dlock::lock::{Identity, LastRun, Mode, Outcome};
+
+/// For a server on a machine that is busy with other tests.
+const PATIENCE: Patience = Patience { connect: Duration::from_secs(60), attempt: Duration::from_secs(60) };
+
+fn ask(name: &str, mode: Mode) -> Ask {
+    Ask {
+        name: name.parse().unwrap(),
+        who: Identity::of_this_process("make all").unwrap(),
+        mode,
+        ttl: Duration::from_secs(60),
+        queue: true,
+        once: None,
+    }
+}
+
+/// The end of a successful run.
+fn ending(lease: &Lease) -> Ending {
+    let last_run = LastRun {
+        fencing_token: lease.token,
+        host: "h".into(),
+        user: "u".into(),
+        command: "make all".into(),
+        started_at: SystemTime::UNIX_EPOCH,
+        ended_at: None,
+        outcome: Outcome::Exited,
+        exit_code: Some(0),
+        once: None,
+        reason: None,
+    };
+    Ending { last_run: Some(last_run), hold_until: None }
+}
+
+async fn granted(backend: &mut dyn Backend, ask: &Ask) -> Lease {
+    match backend.try_acquire(ask).await.unwrap() {
+        Attempt::Granted(lease) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn busy(backend: &mut dyn Backend, ask: &Ask) -> Busy {
+    match backend.try_acquire(ask).await.unwrap() {
+        Attempt::Busy(busy) => busy,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whoever is told finds it changed; a hang is the failure.
+async fn told(backend: &mut dyn Backend) {
+    tokio::time::timeout(Duration::from_secs(60), backend.changed()).await.expect("nobody told us").unwrap();
+}
