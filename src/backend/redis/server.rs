@@ -202,11 +202,13 @@ mod tests {
         let target = Target::new(&Address::parse(&format!("redis+cluster://:pw@127.0.0.1:{first}")).unwrap()).unwrap();
         let patience = Patience { connect: Duration::from_secs(60), attempt: Duration::from_secs(60) };
         let mut server = Server::new(target, patience);
-        let end = std::time::Instant::now() + Duration::from_secs(20);
-        while !asked.is_finished() {
-            assert!(std::time::Instant::now() < end, "it never asked the first node again");
+        for _ in 0..40 {
+            if asked.is_finished() {
+                return;
+            }
             let verb = async { server.run(&Script::new("return 1"), &["key".into()], &[]).await };
             let _ = tokio::time::timeout(Duration::from_millis(500), verb).await;
         }
+        panic!("it never asked the first node again");
     }
 }
