@@ -72,8 +72,9 @@ fn status(bed: &dyn Bed, name: &str) -> Value {
 
 /// A run that holds the lock until the file it is given appears.
 fn holding(bed: &dyn Bed, name: &str, options: &[&str], log: &Log) -> crate::support::Running {
+    let before = log.runs().len();
     let running = bed.dlock().run(name).args(options).args(log.witness(&[])).spawn();
-    log.await_runs(log.runs().len() + 1, 1);
+    log.await_runs(before + 1, 1);
     running
 }
 

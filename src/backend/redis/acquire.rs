@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::answer::{self, Acquire, Grant, Sighting};
+use super::answer::{self, Acquire, Grant};
 use super::script::{Script, script};
 use super::watch::Watch;
-use super::{Redis, WITHDRAW, flag, millis, status, term};
+use super::{Redis, flag, millis, status, term};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
 use crate::lock::messages;
@@ -23,18 +23,6 @@ const BEAT: Duration = Duration::from_secs(2);
 const NEXT_BEAT: Duration = Duration::from_millis(500);
 /// So often it asks a server that cannot notify.
 const BLIND_BEAT: Duration = Duration::from_millis(250);
-
-/// What the server said when it was last busy. One that has lost its data since is told by it that a command may
-/// still run under a lock that it knows nothing about.
-pub(super) struct Seen {
-    token: String,
-    owner: String,
-    details: String,
-    /// Its lease does not end before this.
-    ends: Instant,
-    /// For how long it may last if it was renewed after we looked.
-    lasts: Duration,
-}
 
 impl Redis {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -55,29 +43,22 @@ impl Redis {
         let args: Vec<&str> = us.into_iter().chain(seen.iter().map(String::as_str)).collect();
         let reply = self.server.run(&ACQUIRE, &self.keys(&ask.name), &args).await?;
         self.unheard = unheard;
-        Ok(match answer::acquire(&reply)? {
+        Ok(match answer::acquire(&reply, from)? {
             Acquire::Granted(grant) => {
                 let lease = self.granted(ask, from, grant);
                 if let Err(error) = self.replicated().await {
-                    self.give_back(ask).await.ok();
+                    // We are going to ask again: there must be no word that we have left for good.
+                    self.leave(ask, flag(false)).await.ok();
                     return Err(error);
                 }
                 Attempt::Granted(lease)
             }
-            Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
+            Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, busy)),
             Acquire::AlreadyRan => Attempt::AlreadyRan,
             Acquire::OtherSlots(theirs) => {
                 Attempt::OtherTerms(messages::other_slots("another contender", theirs, ask.mode))
             }
         })
-    }
-
-    /// Gives back a grant that does not count. Unlike `withdraw` it leaves no word that we
-    /// have gone: we are going to ask again.
-    async fn give_back(&mut self, ask: &Ask) -> Result<()> {
-        self.watch = None;
-        self.server.run(&WITHDRAW, &self.keys(&ask.name), &[ask.who.owner.as_str(), flag(false)]).await?;
-        Ok(())
     }
 
     fn granted(&mut self, ask: &Ask, from: Instant, grant: Grant) -> Lease {
@@ -95,8 +76,8 @@ impl Redis {
         }
     }
 
-    fn busy(&mut self, ask: &Ask, from: Instant, reply: answer::Busy) -> Busy {
-        let answer::Busy { ahead, again, value, holder, details, seen } = reply;
+    fn busy(&mut self, ask: &Ask, reply: answer::Busy) -> Busy {
+        let answer::Busy { ahead, again, value, holder, mut seen } = reply;
         let note = self.note(&ask.name, &ask.who.owner);
         // Only the first in the queue need see the lock change; the others are told when it is their turn.
         self.watch = Some(if ahead == 0 {
@@ -104,9 +85,11 @@ impl Redis {
         } else {
             Watch { keys: vec![note], seen: vec![None] }
         });
-        let holder = holder.map(|owner| status::contender(owner, &details, None).into_holder());
-        let before = self.seen.take();
-        let seen = self.seen.insert(Seen::new(seen, details, from, before));
+        let holder = holder.map(|owner| status::contender(owner, &seen.details, None).into_holder());
+        // A foreign program may give a lock the time again that it had when we saw it first.
+        if let Some(before) = self.seen.take().filter(|before| seen.details.is_empty() && before.owner == seen.owner) {
+            seen.lasts = seen.lasts.max(before.lasts);
+        }
         let beat = match ahead {
             _ if self.server.deaf => BLIND_BEAT,
             // Often enough to see every renewal, so that one that the server loses is missed.
@@ -114,20 +97,9 @@ impl Redis {
             0 => BEAT,
             ahead => BEAT.min(NEXT_BEAT * ahead),
         };
+        self.seen = Some(seen);
         // One millisecond more than the server said: it counts whole ones.
         let again = again.map_or(beat, |again| (again + Duration::from_millis(1)).min(beat));
         Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again }
-    }
-}
-
-impl Seen {
-    /// `from` is when the server was asked, or earlier.
-    fn new(sighting: Sighting, details: String, from: Instant, before: Option<Seen>) -> Seen {
-        let Sighting { token, owner, left, mut lasts } = sighting;
-        // A foreign program may give a lock the time again that it had when we saw it first.
-        if let Some(before) = before.filter(|before| details.is_empty() && before.owner == owner) {
-            lasts = lasts.max(before.lasts);
-        }
-        Seen { token, owner, details, ends: from + left, lasts }
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use super::resp::Value;
 use crate::backend::{Reheld, Released, Renewal, Revoked};
+use crate::clock::Instant;
 use crate::lock::{Mode, Term, Token, messages};
 
 pub enum Acquire {
@@ -31,19 +32,23 @@ pub struct Busy {
     /// What the lock's key holds.
     pub value: Option<String>,
     pub holder: Option<String>,
-    pub details: String,
-    pub seen: Sighting,
+    pub seen: Seen,
 }
 
-/// What a waiter can tell a server that loses its data.
-pub struct Sighting {
+/// What the server said when it was last busy. One that has lost its data since is told by it that a command may
+/// still run under a lock that it knows nothing about.
+pub struct Seen {
     pub token: String,
     pub owner: String,
-    pub left: Duration,
+    pub details: String,
+    /// Its lease does not end before this.
+    pub ends: Instant,
+    /// For how long it may last if it was renewed after we looked.
     pub lasts: Duration,
 }
 
-pub fn acquire(reply: &Value) -> Result<Acquire> {
+/// `from` is when the server was asked, or earlier.
+pub fn acquire(reply: &Value, from: Instant) -> Result<Acquire> {
     let (word, rest) = word(reply)?;
     Ok(match (word.as_str(), rest) {
         ("granted", [token, slot, ttl, value]) => Acquire::Granted(Grant {
@@ -57,8 +62,7 @@ pub fn acquire(reply: &Value) -> Result<Acquire> {
             again: millis(again),
             value: non_empty(value),
             holder: non_empty(holder),
-            details: text(details),
-            seen: sighting(seen).context("busy, but by whom")?,
+            seen: seen_at(from, seen, text(details)).context("busy, but by whom")?,
         }),
         ("ran", []) => Acquire::AlreadyRan,
         ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(theirs.number().unwrap_or_default())),
@@ -66,9 +70,10 @@ pub fn acquire(reply: &Value) -> Result<Acquire> {
     })
 }
 
-fn sighting(reply: &Value) -> Option<Sighting> {
+fn seen_at(from: Instant, reply: &Value, details: String) -> Option<Seen> {
     let [token, owner, left, lasts] = reply.items() else { return None };
-    Some(Sighting { token: token.text()?, owner: owner.text()?, left: millis(left)?, lasts: millis(lasts)? })
+    let (ends, lasts) = (from + millis(left)?, millis(lasts)?);
+    Some(Seen { token: token.text()?, owner: owner.text()?, details, ends, lasts })
 }
 
 /// `held` is the lease as it is if it was renewed.

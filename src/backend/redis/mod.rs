@@ -39,7 +39,7 @@ use super::{
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use acquire::Seen;
+use answer::Seen;
 use resp::command;
 use script::{Script, script};
 use server::Server;
@@ -89,6 +89,13 @@ impl Redis {
 
     fn note(&self, name: &LockName, owner: &OwnerId) -> String {
         format!("{{{}{name}}}:note:{owner}", self.prefix)
+    }
+
+    /// Gives up our place in the queue, or what was granted.
+    async fn leave(&mut self, ask: &Ask, unanswered: &str) -> Result<()> {
+        self.watch = None;
+        self.server.run(&WITHDRAW, &self.keys(&ask.name), &[ask.who.owner.as_str(), unanswered]).await?;
+        Ok(())
     }
 
     /// Waits until so many replicas have what this connection wrote.
@@ -168,10 +175,7 @@ impl Backend for Redis {
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        self.watch = None;
-        let args = [ask.who.owner.as_str(), flag(self.unheard)];
-        self.server.run(&WITHDRAW, &self.keys(&ask.name), &args).await?;
-        Ok(())
+        self.leave(ask, flag(self.unheard)).await
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {

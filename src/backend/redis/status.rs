@@ -51,21 +51,26 @@ pub fn read(name: &LockName, reply: &Value) -> Option<LockState> {
 
 /// One SCAN's worth of locks. A place in the list is `NODE CURSOR`: which node of a cluster, and where.
 pub async fn list(redis: &mut Redis, after: Option<String>) -> Result<Page> {
-    let after = after.unwrap_or_else(|| "0 0".to_owned());
-    let (node, cursor) = after.split_once(' ').context("not a place in a list of Redis locks")?;
-    let node: usize = node.parse().context("not a place in a list of Redis locks")?;
+    let (node, cursor) = place(after.as_deref())?;
     let nodes = redis.server.nodes().await?;
     let Some(at) = nodes.get(node) else { return Ok(Page::default()) };
     if redis.server.is_cluster() {
         redis.server.visit(at.clone());
     }
     let (names, cursor) = page(&mut redis.server, &redis.prefix, cursor).await?;
-    let next = match cursor.as_str() {
-        "0" if node + 1 < nodes.len() => Some(format!("{} 0", node + 1)),
-        "0" => None,
+    Ok(Page { locks: inspect_all(redis, &names).await?, next: next_place(node, &cursor, nodes.len()) })
+}
+
+pub fn place(after: Option<&str>) -> Result<(usize, &str)> {
+    let (node, cursor) = after.unwrap_or("0 0").split_once(' ').context("not a place in a list of Redis locks")?;
+    Ok((node.parse().context("not a place in a list of Redis locks")?, cursor))
+}
+
+pub fn next_place(node: usize, cursor: &str, nodes: usize) -> Option<String> {
+    match cursor {
+        "" | "0" => (node + 1 < nodes).then(|| format!("{} 0", node + 1)),
         cursor => Some(format!("{node} {cursor}")),
-    };
-    Ok(Page { locks: inspect_all(redis, &names).await?, next })
+    }
 }
 
 /// The names of the locks that one SCAN finds, and where the next begins. A lock that dlock ever took has

@@ -36,7 +36,7 @@ impl Redlock {
         };
         let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, for_node).await;
         let (ours, quorum) = (count(&replies, Word::Ours), self.nodes.quorum());
-        if count(&replies, Word::AlreadyRan) > 0 {
+        if count(&replies, Word::Ran) > 0 {
             self.give_back(ask, &keys, Then::Leave).await;
             return Ok(Attempt::AlreadyRan);
         }

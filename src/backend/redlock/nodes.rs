@@ -5,6 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{self, StrDeserializer};
 
 use crate::backend::redis::resp::Value;
 use crate::backend::redis::script::Script;
@@ -45,7 +48,8 @@ impl Node {
 pub struct Nodes(Vec<Node>);
 
 /// What one node says to a script, first of all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Word {
     /// The node is ours.
     Ours,
@@ -63,7 +67,8 @@ pub enum Word {
     Revoked,
     Foreign,
     Running,
-    AlreadyRan,
+    /// A successful run has left its once key.
+    Ran,
     /// What the node knows follows.
     State,
     Unknown,
@@ -71,21 +76,8 @@ pub enum Word {
 
 impl From<&str> for Word {
     fn from(word: &str) -> Word {
-        match word {
-            "ours" => Word::Ours,
-            "theirs" => Word::Theirs,
-            "behind" => Word::Behind,
-            "gone" => Word::Gone,
-            "done" => Word::Done,
-            "released" => Word::Released,
-            "taken" => Word::Taken,
-            "revoked" => Word::Revoked,
-            "foreign" => Word::Foreign,
-            "running" => Word::Running,
-            "ran" => Word::AlreadyRan,
-            "state" => Word::State,
-            _ => Word::Unknown,
-        }
+        let word: StrDeserializer<value::Error> = word.into_deserializer();
+        Word::deserialize(word).unwrap_or(Word::Unknown)
     }
 }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::nodes::no_majority;
 use super::{Redlock, script};
 use crate::backend::Page;
 use crate::backend::redis::resp::Value;
 use crate::backend::redis::script::Script;
-use crate::backend::redis::status::{contender, page};
+use crate::backend::redis::status::{contender, next_place, page, place};
 use crate::lock::{Contender, LastRun, LockName, LockState, NodeState};
 
 static INSPECT: Script = script!("inspect.lua");
@@ -75,10 +75,8 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
 /// One SCAN of one node, then the next node. A place in the list is `NODE CURSOR`. A lock is on most
 /// nodes, so one that cannot be asked is left out.
 pub async fn list(redlock: &mut Redlock, after: Option<String>) -> Result<Page> {
-    let after = after.unwrap_or_else(|| "0 0".to_owned());
-    let (n, cursor) = after.split_once(' ').context("not a place in a list of Redlocks")?;
-    let n: usize = n.parse().context("not a place in a list of Redlocks")?;
-    let prefix = redlock.prefix.clone();
+    let (n, cursor) = place(after.as_deref())?;
+    let (prefix, nodes) = (redlock.prefix.clone(), redlock.nodes.iter_mut().count());
     let Some(node) = redlock.nodes.get_mut(n) else { return Ok(Page::default()) };
     let (names, cursor) = page(&mut node.server, &prefix, cursor).await.unwrap_or_default();
     let mut locks = Vec::new();
@@ -88,9 +86,5 @@ pub async fn list(redlock: &mut Redlock, after: Option<String>) -> Result<Page> 
             locks.push(look.state);
         }
     }
-    let next = match cursor.as_str() {
-        "" | "0" => Some(n + 1).filter(|&n| redlock.nodes.get_mut(n).is_some()).map(|n| format!("{n} 0")),
-        cursor => Some(format!("{n} {cursor}")),
-    };
-    Ok(Page { locks, next })
+    Ok(Page { locks, next: next_place(n, &cursor, nodes) })
 }
