@@ -385,22 +385,23 @@ fn the_whole_table() {
     if std::env::var_os("DLOCK_PRESSURE").is_none() {
         return;
     }
+    const BOTH: &[u64] = &[3, 30];
+    const SHORT: &[u64] = &[3];
     let scenes = [
-        (Shape::Daemons, 100, Share::All),
-        (Shape::Daemons, 1000, Share::All),
-        (Shape::Daemons, 3000, Share::All),
-        (Shape::Spinners, 60, Share::Percent(10)),
-        (Shape::Spinners, 60, Share::Percent(5)),
-        (Shape::Daemons, 500, Share::Percent(10)),
-        (Shape::Spinners, 20, Share::Idle),
-        (Shape::Spinners, 4, Share::BesideRealTime),
-        (Shape::Bomb, 150, Share::All),
-        (Shape::Bomb, 500, Share::All),
+        (Shape::Daemons, 100, Share::All, SHORT),
+        (Shape::Daemons, 1000, Share::All, BOTH),
+        (Shape::Daemons, 3000, Share::All, BOTH),
+        (Shape::Spinners, 60, Share::Percent(10), BOTH),
+        (Shape::Spinners, 60, Share::Percent(5), BOTH),
+        (Shape::Spinners, 20, Share::Idle, SHORT),
+        (Shape::Spinners, 4, Share::BesideRealTime, SHORT),
+        (Shape::Bomb, 150, Share::All, SHORT),
+        (Shape::Bomb, 500, Share::All, BOTH),
     ];
     println!("| processes | processor | ttl | root | ordinary user |\n| --- | --- | --- | --- | --- |");
     let mut overlapped = 0;
-    for (shape, size, share) in scenes {
-        for ttl in [3, 30] {
+    for (shape, size, share, ttls) in scenes {
+        for &ttl in ttls {
             let cells = [false, true].map(|ordinary_user| {
                 // Root's processes are not limited, and only root may make real-time ones.
                 let impossible = if ordinary_user { share == Share::BesideRealTime } else { shape == Shape::Bomb };
