@@ -168,9 +168,6 @@ impl Stage {
             .args(["--", "python3", "-c", TREE, shape, &scene.size.to_string()])
             .args([self.file("ready"), self.file("beats")])
             .configure(move |command| {
-                if user {
-                    command.uid(USER).gid(USER);
-                }
                 #[allow(unsafe_code)]
                 // SAFETY: one write(2) and one system call between fork and exec.
                 unsafe {
@@ -181,6 +178,11 @@ impl Stage {
                         if share == Share::Idle {
                             let none = nix::libc::sched_param { sched_priority: 0 };
                             nix::libc::sched_setscheduler(0, nix::libc::SCHED_IDLE, &raw const none);
+                        }
+                        // Last: only root may join the group.
+                        if user {
+                            nix::unistd::setgid(USER.into())?;
+                            nix::unistd::setuid(USER.into())?;
                         }
                         Ok(())
                     });
@@ -382,9 +384,7 @@ fn a_proc_that_is_taken_away_does_not_blind_the_guardian() {
 #[test]
 #[allow(clippy::print_stdout)]
 fn the_whole_table() {
-    if std::env::var_os("DLOCK_PRESSURE").is_none() {
-        return;
-    }
+    let Ok(words) = std::env::var("DLOCK_PRESSURE") else { return };
     const BOTH: &[u64] = &[3, 30];
     const SHORT: &[u64] = &[3];
     let scenes = [
@@ -401,7 +401,8 @@ fn the_whole_table() {
     println!("| processes | processor | ttl | root | ordinary user |\n| --- | --- | --- | --- | --- |");
     let mut overlapped = 0;
     for (shape, size, share, ttls) in scenes {
-        for &ttl in ttls {
+        let row = format!("{shape} {size} | {share}");
+        for &ttl in ttls.iter().filter(|_| row.contains(&words)) {
             let cells = [false, true].map(|ordinary_user| {
                 // Root's processes are not limited, and only root may make real-time ones.
                 let impossible = if ordinary_user { share == Share::BesideRealTime } else { shape == Shape::Bomb };
@@ -418,7 +419,7 @@ fn the_whole_table() {
                     None => "not played".to_owned(),
                 }
             });
-            println!("| {shape} {size} | {share} | {ttl}s | {} | {} |", cells[0], cells[1]);
+            println!("| {row} | {ttl}s | {} | {} |", cells[0], cells[1]);
         }
     }
     assert_eq!(overlapped, 0);
