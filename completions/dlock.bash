@@ -19,6 +19,9 @@ _dlock() {
             dlock,acquire)
                 cmd="dlock__subcmd__acquire"
                 ;;
+            dlock,check)
+                cmd="dlock__subcmd__check"
+                ;;
             dlock,completions)
                 cmd="dlock__subcmd__completions"
                 ;;
@@ -30,6 +33,15 @@ _dlock() {
                 ;;
             dlock,force-release)
                 cmd="dlock__subcmd__force__subcmd__release"
+                ;;
+            dlock,forget)
+                cmd="dlock__subcmd__forget"
+                ;;
+            dlock,help)
+                cmd="dlock__subcmd__help"
+                ;;
+            dlock,history)
+                cmd="dlock__subcmd__history"
                 ;;
             dlock,man)
                 cmd="dlock__subcmd__man"
@@ -56,7 +68,7 @@ _dlock() {
 
     case "${cmd}" in
         dlock)
-            opts="-h -V --help --version run status force-release acquire renew release fence doctor completions man words"
+            opts="-h -V --help --version run status history check force-release forget acquire renew release fence doctor completions man help words"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -70,7 +82,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-b -v -q -w -n -s -E -h --name --backend --connect-timeout --config --verbose --quiet --log --ttl --wait --nb --nonblock --no-wait --shared --slots --conflict-exit-code --json --help"
+            opts="-b -v -q -w -n -s -E -h --name --backend --connect-timeout --config --verbose --quiet --log --ttl --wait --nb --nonblock --no-wait --shared --slots --conflict-exit-code --note --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -121,6 +133,64 @@ _dlock() {
                     return 0
                     ;;
                 -E)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --note)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__check)
+            opts="-b -v -q -h --name --backend --connect-timeout --config --verbose --quiet --log --held-at-most --last-success-within --waiting-at-most --warn --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connect-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --log)
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
+                    return 0
+                    ;;
+                --held-at-most)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --last-success-within)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --waiting-at-most)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --warn)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -206,12 +276,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__force__subcmd__release)
-            opts="-b -v -q -h --backend --connect-timeout --config --verbose --quiet --log --now --yes --token --reason --help"
+            opts="-b -v -q -h --name --backend --connect-timeout --config --verbose --quiet --log --now --yes --token --reason --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --backend)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -237,6 +311,108 @@ _dlock() {
                     return 0
                     ;;
                 --reason)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__forget)
+            opts="-b -v -q -h --name --backend --connect-timeout --config --verbose --quiet --log --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connect-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --log)
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__help)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        dlock__subcmd__history)
+            opts="-b -v -q -n -h --name --backend --connect-timeout --config --verbose --quiet --log --limit --json --forget-once --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --backend)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -b)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --connect-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --log)
+                    COMPREPLY=($(compgen -W "text json" -- "${cur}"))
+                    return 0
+                    ;;
+                --limit)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -n)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --forget-once)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -350,7 +526,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-b -v -q -w -n -s -k -E -c -h --name --backend --connect-timeout --config --verbose --quiet --log --ttl --wait --nb --nonblock --no-wait --shared --slots --signal --kill-after --timeout --on-lost --leftovers --hold-at-least --once --conflict-exit-code --command --reentrant --keep-trying --metrics-file --explain --help"
+            opts="-b -v -q -w -n -s -k -E -c -h --name --backend --connect-timeout --config --verbose --quiet --log --ttl --wait --nb --nonblock --no-wait --shared --slots --signal --kill-after --timeout --on-lost --leftovers --hold-at-least --once --conflict-exit-code --command --reentrant --keep-trying --metrics-file --on-event --warn-after --note --history --explain --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -448,6 +624,22 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --on-event)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --warn-after)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --note)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --history)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -456,12 +648,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__status)
-            opts="-b -v -q -h --backend --connect-timeout --config --verbose --quiet --log --json --watch --exit-code --help"
+            opts="-b -v -q -h --name --backend --connect-timeout --config --verbose --quiet --log --json --format --held --color --watch --exit-code --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --backend)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -480,6 +676,14 @@ _dlock() {
                     ;;
                 --log)
                     COMPREPLY=($(compgen -W "text json" -- "${cur}"))
+                    return 0
+                    ;;
+                --format)
+                    COMPREPLY=($(compgen -W "table json prometheus" -- "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
                     return 0
                     ;;
                 --watch)
@@ -558,11 +762,13 @@ _dlock_live() {
         --log) found="text json" ;;
         --on-lost) found="kill signal" ;;
         --leftovers) found="kill wait leave" ;;
-        --connect-timeout | --config | --token | --reason) _dlock "$@"; return ;;
+        --format) found="table json prometheus" ;;
+        --color) found="auto always never" ;;
+        --command | --config | --conflict-exit-code | --connect-timeout | --forget-once | --held-at-most | --history | --hold-at-least | --kill-after | --last-success-within | --limit | --metrics-file | --note | --on-event | --once | --owner | --reason | --signal | --slots | --timeout | --token | --ttl | --wait | --waiting-at-most | --warn | --warn-after | -E | -c | -k | -w) _dlock "$@"; return ;;
         *)
             case "${words[1]},$value" in
                 *,-*) _dlock "$@"; return ;;
-                status,* | force-release,*)
+                status,* | history,* | check,* | forget,* | force-release,* | run,* | acquire,* | renew,* | release,*)
                     ((last > 1)) && found="$(dlock words names "${where[@]}" 2>/dev/null)" || { _dlock "$@"; return; } ;;
                 *) _dlock "$@"; return ;;
             esac ;;

@@ -28,7 +28,10 @@ complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print version'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Acquire a lock, run a command while it is held, release it, exit as the command did'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds locks, since when, for how much longer, who waits, how the last run ended'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show the last runs of a lock: when, how long, how each ended, where and by whom'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "check" -d 'Check locks against limits, as a plugin of Nagios, Icinga, Zabbix or Sensu: exits with 0, 1, 2 or 3'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "force-release" -d 'Take a lock away from its holder'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Remove the history and the --once keys of a lock that nobody uses; its tokens never go back'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Acquire a lock for steps that cannot be wrapped, and print it as shell assignments'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend an acquired lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Let go of an acquired lock'
@@ -36,6 +39,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "fence" -d 'Run a comman
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Check a backend end to end: reach it, take and release a probe lock, find what weakens the promise'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print the completions of a shell'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "man" -d 'Print the manual page'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "help" -d 'Print the help of dlock, or of one verb'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "words" -d 'What completes a word: asked by the completions'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
@@ -59,6 +63,10 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l once -d 'Run only if
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit code for "not acquired", 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run `$SHELL -c STRING` instead of a command behind `--`' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l metrics-file -d 'Keep Prometheus metrics of this lock in FILE, for the node exporter\'s textfile collector' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-event -d 'Run `/bin/sh -c CMD` for warnings, errors, acquired and released, with the event as JSON on its standard input' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l warn-after -d 'Warn once when the command has run for DUR; it goes on' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l note -d 'A note for others: shown by status, in their busy messages and in the history [at most 200 characters]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l history -d 'How many of its runs the lock remembers, 0 to 100; the last one always [default: 20]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l no-wait -l nb -l nonblock -d 'Give up at once if the lock is busy'
@@ -67,17 +75,52 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l reentrant -d 'If an 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l keep-trying -d 'After a loss or a failure stand for the lock again, for ever; only success or a signal ends it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l explain -d 'Print the timeline and the settings with where each came from; run nothing'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l name -d 'One more of them' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read this config file instead of the usual one' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
 json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l format -d 'How to print: table, json or prometheus [default: table; one lock on a terminal is described]' -r -f -a "table\t''
+json\t''
+prometheus\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l color -d 'When to use colours: auto, always or never [default: auto, which heeds $NO_COLOR]' -r -f -a "auto\t''
+always\t''
+never\t''"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it again every EVERY, until interrupted; a word behind it that is no duration is a lock [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Say nothing on standard error but errors'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print one JSON array'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print one JSON array: --format json'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l held -d 'Only locks that are held'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l exit-code -d 'Exit with 75 if any of the named locks is held'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'Read this config file instead of the usual one' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l limit -d 'Show the last N runs only' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l forget-once -d 'Forget that a run with this --once key succeeded, so that the next one runs again' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say more on standard error'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Say nothing on standard error but errors'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print one JSON object'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l name -d 'One more of them' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l config -d 'Read this config file instead of the usual one' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l held-at-most -d 'CRITICAL if a lock has been held for longer' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l last-success-within -d 'CRITICAL if no run has succeeded for longer, or ever' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l waiting-at-most -d 'CRITICAL if somebody has waited for longer' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l warn -d 'WARNING from this part of each limit on, like 80%' -r
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Say more on standard error'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Say nothing on standard error but errors'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l json -d 'Print one JSON object instead of the line'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l config -d 'Read this config file instead of the usual one' -r -F
@@ -90,7 +133,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s q -l quiet
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l now -d 'Free it on the spot instead of telling its holder first: two commands may overlap for a moment'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -l yes -d 'Do not ask'
 complete -c dlock -n "__fish_dlock_using_subcommand force-release" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -d 'The lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l config -d 'Read this config file instead of the usual one' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l log -d 'How to write on standard error: text or json [default: text]' -r -f -a "text\t''
+json\t''"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say more on standard error'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Say nothing on standard error but errors'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'Read this config file instead of the usual one' -r -F
@@ -100,13 +152,14 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l ttl -d 'How long
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Give up if the lock was not acquired within DUR; 0 is --no-wait [default: wait for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l slots -d 'Let up to N holders in at once' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l conflict-exit-code -d 'Exit code for "not acquired", 0 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l note -d 'A note for others: shown by status, in their busy messages and in the history [at most 200 characters]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l no-wait -l nb -l nonblock -d 'Give up at once if the lock is busy'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Hold it together with other --shared holders, exclusive of everybody else'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a JSON object instead of shell assignments'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -d 'The lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l config -d 'Read this config file instead of the usual one' -r -F
@@ -117,7 +170,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l ttl -d 'How long t
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more on standard error'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Say nothing on standard error but errors'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -d 'The lock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -d 'The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'Read this config file instead of the usual one' -r -F
@@ -145,6 +198,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l print-schema -d '
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand man" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand help" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand words" -s b -l backend -d 'Backend URL, or the name of a profile in the config file; without one, local files' -r
 complete -c dlock -n "__fish_dlock_using_subcommand words" -l connect-timeout -d 'How long the backend may take to answer the first time [default: 5s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand words" -l config -d 'Read this config file instead of the usual one' -r -F
@@ -166,10 +220,8 @@ function __fish_dlock_names
     end
     dlock words names $where 2>/dev/null
 end
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -f -a '(__fish_dlock_names)'
+for verb in run acquire renew release status history check forget force-release
+    complete -c dlock -n "__fish_dlock_using_subcommand $verb" -l name -x -a '(__fish_dlock_names)'
+    complete -c dlock -n "__fish_dlock_using_subcommand $verb; and not contains -- -- (commandline -opc)" -f -a '(__fish_dlock_names)'
+end
 complete -c dlock -s b -l backend -x -a '(dlock words profiles 2>/dev/null)'

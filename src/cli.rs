@@ -32,8 +32,14 @@ pub enum Verb {
     Run(Box<RunArgs>),
     /// Show who holds locks, since when, for how much longer, who waits, how the last run ended
     Status(StatusArgs),
+    /// Show the last runs of a lock: when, how long, how each ended, where and by whom
+    History(HistoryArgs),
+    /// Check locks against limits, as a plugin of Nagios, Icinga, Zabbix or Sensu: exits with 0, 1, 2 or 3
+    Check(CheckArgs),
     /// Take a lock away from its holder
     ForceRelease(ForceReleaseArgs),
+    /// Remove the history and the --once keys of a lock that nobody uses; its tokens never go back
+    Forget(ForgetArgs),
     /// Acquire a lock for steps that cannot be wrapped, and print it as shell assignments
     Acquire(AcquireArgs),
     /// Extend an acquired lock
@@ -48,6 +54,8 @@ pub enum Verb {
     Completions { shell: clap_complete::Shell },
     /// Print the manual page
     Man,
+    /// Print the help of dlock, or of one verb
+    Help { verb: Option<String> },
     /// What completes a word: asked by the completions
     #[command(hide = true)]
     Words(WordsArgs),
@@ -81,14 +89,38 @@ pub struct Common {
     pub log: Option<String>,
 }
 
+// One lock: `--name NAME`, or NAME as a word of its own. Every word before `--` is taken, so that whoever forgot the
+// dashes can be told so.
 #[derive(Args, Debug, Default)]
+pub struct Named {
+    /// The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// The lock, without --name
+    #[arg(value_name = "NAME")]
+    pub words: Vec<String>,
+}
+
+// Any number of locks.
+#[derive(Args, Debug, Default)]
+pub struct Names {
+    /// Locks, or patterns with * and ? like 'nightly-*'
+    pub names: Vec<String>,
+
+    /// One more of them
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+}
+
+#[derive(Args, Debug, Default)]
+#[command(override_usage = "dlock run --name <NAME> [OPTIONS] -- <CMD> [ARG]...")]
 #[command(after_help = "\
 Durations are like 500ms, 30s, '1h 5m' or, as for sleep(1), bare seconds like 2.5. Every option that takes a \
 duration or a choice can also be set by an environment variable (--ttl: DLOCK_TTL) and in the config file (ttl = \"1m\").")]
 pub struct RunArgs {
-    /// The lock: up to 200 characters of A-Z a-z 0-9 . _ : @ + - /
-    #[arg(long)]
-    pub name: String,
+    #[command(flatten)]
+    pub named: Named,
 
     #[command(flatten)]
     pub common: Common,
@@ -161,40 +193,134 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub metrics_file: Option<String>,
 
+    /// Run `/bin/sh -c CMD` for warnings, errors, acquired and released, with the event as JSON on its standard input
+    #[arg(long, value_name = "CMD")]
+    pub on_event: Option<String>,
+
+    /// Warn once when the command has run for DUR; it goes on
+    #[arg(long, value_name = "DUR")]
+    pub warn_after: Option<String>,
+
+    /// A note for others: shown by status, in their busy messages and in the history [at most 200 characters]
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
+
+    /// How many of its runs the lock remembers, 0 to 100; the last one always [default: 20]
+    #[arg(long, value_name = "N")]
+    pub history: Option<String>,
+
     /// Print the timeline and the settings with where each came from; run nothing
     #[arg(long)]
     pub explain: bool,
 
     /// The command and its arguments
-    #[arg(last = true, value_name = "CMD", required_unless_present_any = ["command", "explain"])]
+    #[arg(last = true, value_name = "CMD")]
     pub argv: Vec<OsString>,
 }
 
 #[derive(Args, Debug, Default)]
 pub struct StatusArgs {
-    /// The locks to show; without any, every lock of the backend
-    pub names: Vec<String>,
+    #[command(flatten)]
+    pub locks: Names,
 
     #[command(flatten)]
     pub common: Common,
 
-    /// Print one JSON array
-    #[arg(long)]
+    /// Print one JSON array: --format json
+    #[arg(long, conflicts_with = "format")]
     pub json: bool,
+
+    /// How to print: table, json or prometheus [default: table; one lock on a terminal is described]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+
+    /// Only locks that are held
+    #[arg(long)]
+    pub held: bool,
+
+    /// When to use colours: auto, always or never [default: auto, which heeds $NO_COLOR]
+    #[arg(long, value_name = "WHEN")]
+    pub color: Option<String>,
 
     /// Show it again every EVERY, until interrupted; a word behind it that is no duration is a lock [default: 2s]
     #[arg(long, value_name = "EVERY", num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
     pub watch: Option<String>,
 
     /// Exit with 75 if any of the named locks is held
-    #[arg(long, requires = "names")]
+    #[arg(long)]
     pub exit_code: bool,
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = "dlock history [OPTIONS] <NAME>")]
+pub struct HistoryArgs {
+    #[command(flatten)]
+    pub named: Named,
+
+    #[command(flatten)]
+    pub common: Common,
+
+    /// Show the last N runs only
+    #[arg(short = 'n', long, value_name = "N")]
+    pub limit: Option<String>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    /// Forget that a run with this --once key succeeded, so that the next one runs again
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["limit", "json"])]
+    pub forget_once: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(override_usage = "dlock forget [OPTIONS] <NAME>")]
+pub struct ForgetArgs {
+    #[command(flatten)]
+    pub named: Named,
+
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Prints one line, `DLOCK OK - …`, and exits with 0 (OK), 1 (WARNING), 2 (CRITICAL) or 3 (UNKNOWN: the backend cannot be \
+reached, or dlock was called in a wrong way). A limit that is passed is CRITICAL; --warn 80% makes it WARNING from 80% of \
+each limit on.")]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub locks: Names,
+
+    #[command(flatten)]
+    pub common: Common,
+
+    /// CRITICAL if a lock has been held for longer
+    #[arg(long, value_name = "DUR")]
+    pub held_at_most: Option<String>,
+
+    /// CRITICAL if no run has succeeded for longer, or ever
+    #[arg(long, value_name = "DUR")]
+    pub last_success_within: Option<String>,
+
+    /// CRITICAL if somebody has waited for longer
+    #[arg(long, value_name = "DUR")]
+    pub waiting_at_most: Option<String>,
+
+    /// WARNING from this part of each limit on, like 80%
+    #[arg(long, value_name = "PERCENT")]
+    pub warn: Option<String>,
+
+    /// Print one JSON object instead of the line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(override_usage = "dlock force-release [OPTIONS] <NAME>")]
 pub struct ForceReleaseArgs {
-    /// The lock
-    pub name: String,
+    #[command(flatten)]
+    pub named: Named,
 
     #[command(flatten)]
     pub common: Common,
@@ -217,10 +343,10 @@ pub struct ForceReleaseArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = "dlock acquire [OPTIONS] <NAME>")]
 pub struct AcquireArgs {
-    /// The lock
-    #[arg(long)]
-    pub name: String,
+    #[command(flatten)]
+    pub named: Named,
 
     #[command(flatten)]
     pub common: Common,
@@ -249,16 +375,20 @@ pub struct AcquireArgs {
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true)]
     pub conflict_exit_code: Option<String>,
 
+    /// A note for others: shown by status, in their busy messages and in the history [at most 200 characters]
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
+
     /// Print a JSON object instead of shell assignments
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = "dlock renew [OPTIONS] <NAME>")]
 pub struct RenewArgs {
-    /// The lock
-    #[arg(long)]
-    pub name: String,
+    #[command(flatten)]
+    pub named: Named,
 
     #[command(flatten)]
     pub common: Common,
@@ -273,10 +403,10 @@ pub struct RenewArgs {
 }
 
 #[derive(Args, Debug)]
+#[command(override_usage = "dlock release [OPTIONS] <NAME>")]
 pub struct ReleaseArgs {
-    /// The lock
-    #[arg(long)]
-    pub name: String,
+    #[command(flatten)]
+    pub named: Named,
 
     #[command(flatten)]
     pub common: Common,

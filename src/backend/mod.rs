@@ -11,6 +11,7 @@
 mod address;
 pub mod etcd;
 pub mod file;
+mod net;
 pub mod postgres;
 pub mod redis;
 pub mod redlock;
@@ -29,7 +30,7 @@ use serde::Serialize;
 use crate::clock::Instant;
 use crate::config::nearest;
 use crate::exit::Fault;
-use crate::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Term, Token};
+use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token};
 pub use address::{Address, COMMON, Host};
 pub use file::{DiskTrouble, default_address as file_default_address};
 
@@ -52,7 +53,7 @@ pub enum Attempt {
     Granted(Lease),
     Busy(Busy),
     /// Someone uses the lock with another number of slots; the text says who and how.
-    OtherTerms(String),
+    OtherSlots(String),
     /// The `once` key is on record already.
     AlreadyRan,
 }
@@ -76,27 +77,32 @@ pub struct Lease {
     pub token: Token,
     /// Which of the slots, for [`Mode::Slots`].
     pub slot: Option<u32>,
-    pub term: Term,
+    pub grant: Grant,
     /// Descriptors that keep the lock held, for whoever has to outlive us; empty for remote backends.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
 #[derive(Debug)]
 pub enum Renewal {
-    Held(Term),
+    Held(Grant),
     /// The server says that the lock is not ours; the text says how it knows.
     Lost(String),
     /// The same, because an operator has freed it on the spot. The text is the operator's reason.
-    Taken(String),
-    /// An operator wants it back; still ours until the term ends. The text is the operator's reason.
+    ForceReleased(String),
+    /// An operator wants it back; still ours until the lease ends. The text is the operator's reason.
     Revoked(String),
 }
+
+/// How many runs a lock remembers, unless its runs say otherwise.
+pub const DEFAULT_HISTORY: usize = 20;
 
 /// How a lease is given back.
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// `None` if there was no run: the lock is only to be held on to.
     pub last_run: Option<LastRun>,
+    /// How many runs the lock remembers; the last one always.
+    pub keep: usize,
     /// Keep others out until then, without us.
     pub hold_until: Option<Instant>,
 }
@@ -107,7 +113,7 @@ pub enum Released {
     /// It was not ours any more; nothing was changed.
     NotOurs,
     /// The same, because an operator had freed it on the spot, for this reason.
-    Taken(String),
+    ForceReleased(String),
 }
 
 /// Why a release failed although the lock is free: what was to be written down about the run is not. The root cause.
@@ -129,7 +135,7 @@ pub enum Reheld {
     /// It has ended, or was never this owner's.
     NotOurs,
     /// An operator has freed it on the spot, for this reason.
-    Taken(String),
+    ForceReleased(String),
     /// An operator wants the lock back; the hold ends when it was going to.
     Revoked(String),
     /// A `dlock run` of this owner keeps the lock alive by itself.
@@ -154,6 +160,24 @@ pub enum Revoked {
     NotHeld,
     /// It cannot be done with this holder; the text says why and what can.
     Impossible(String),
+}
+
+/// Which records of a lock to remove.
+#[derive(Clone, Debug)]
+pub enum Forget {
+    /// Its history and its `--once` keys: as if it had never been used, but for its tokens. Not while it is held.
+    Everything,
+    /// The record that a run with this `--once` key succeeded.
+    Once(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forgotten {
+    Done,
+    /// There was nothing to forget.
+    Nothing,
+    /// It is held, or somebody waits for it.
+    InUse,
 }
 
 /// A part of all locks of a backend, so that a long list needs little memory.
@@ -226,12 +250,6 @@ pub trait Backend: Send {
     /// an unknown outcome finds what was granted, and keeps our place.
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt>;
 
-    /// The ttl to show to users; never used for deadlines. (A lock that was handed over is granted for less until it is
-    /// renewed, and counts from before it was granted.)
-    fn full_term(&self, lease: &Lease) -> Term {
-        lease.term
-    }
-
     /// Returns when it is worth asking (while waiting) or renewing (while holding) again: a hint, which
     /// may come early or, if the server cannot notify, never.
     async fn changed(&mut self) -> Result<()>;
@@ -242,6 +260,12 @@ pub trait Backend: Send {
     /// Extends the lease.
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal>;
 
+    /// Notes that a run began under this lease, where the lease itself vanishes from the server with its holder: without
+    /// it nobody could tell later that there was a run. Called once the run has lasted a moment.
+    async fn note_start(&mut self, _lease: &Lease) -> Result<()> {
+        Ok(())
+    }
+
     /// Lets go of the lock if it is still ours, and records how the run ended: one atomic step.
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released>;
 
@@ -250,6 +274,11 @@ pub trait Backend: Send {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld>;
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState>;
+
+    /// Removes records of a lock. Never the counter of its tokens: they must not go back.
+    async fn forget(&mut self, _name: &LockName, _what: &Forget) -> Result<Forgotten> {
+        Err(Fault::Internal.because("this backend cannot forget yet"))
+    }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page>;
 

@@ -2,35 +2,47 @@
 //! trusts) and who we are (`tls-cert`, `tls-key`). The server is always verified.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
+use tokio_rustls::rustls::client::WantsClientCert;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
+use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, Error, RootCertStore};
 
 use super::Address;
 use crate::exit::Fault;
 
 /// What the address says about TLS. Reads files, sends nothing.
 pub fn client_config(address: &Address) -> Result<Arc<ClientConfig>> {
+    read_config(address).context(Fault::Config)
+}
+
+fn read_config(address: &Address) -> Result<Arc<ClientConfig>> {
+    let file = |key| address.param(key).map(Path::new);
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .context("rustls and its provider share no TLS version")?
-        .with_root_certificates(roots(address.param("tls-ca")).context(Fault::Config)?);
-    let config = match (address.param("tls-cert"), address.param("tls-key")) {
+        .with_root_certificates(roots(file("tls-ca"))?);
+    Ok(Arc::new(match (file("tls-cert"), file("tls-key")) {
         (None, None) => builder.with_no_client_auth(),
-        (Some(cert), Some(key)) => {
-            let chain = certificates(cert).context(Fault::Config)?;
-            let key = PrivateKeyDer::from_pem_file(key)
-                .with_context(|| format!("cannot read tls-key {key}"))
-                .context(Fault::Config)?;
-            builder.with_client_auth_cert(chain, key).context("tls-cert and tls-key").context(Fault::Config)?
-        }
-        _ => return Err(Fault::Config.because("tls-cert and tls-key come together")),
-    };
-    Ok(Arc::new(config))
+        (Some(chain), Some(key)) => with_client_certificate(builder, chain, key)?,
+        _ => bail!("tls-cert and tls-key come together"),
+    }))
+}
+
+/// With the certificate that shows who we are, and its key.
+pub fn with_client_certificate(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    chain: &Path,
+    key: &Path,
+) -> Result<ClientConfig> {
+    let private = PrivateKeyDer::from_pem_file(key)
+        .with_context(|| format!("cannot read a private key from {}", key.display()))?;
+    let both = || format!("{} and {} do not fit together", chain.display(), key.display());
+    builder.with_client_auth_cert(certificates(chain)?, private).with_context(both)
 }
 
 /// For schemes without TLS: whoever names a certificate means another one.
@@ -43,25 +55,27 @@ pub fn refuse(address: &Address) -> Result<()> {
     }
 }
 
-fn roots(file: Option<&str>) -> Result<RootCertStore> {
+/// Whom we trust: the certificates in this file, or those of the system.
+pub fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     match file {
         Some(file) => {
             for certificate in certificates(file)? {
-                roots.add(certificate).with_context(|| format!("{file} holds no usable certificate"))?;
+                let added = roots.add(certificate);
+                added.with_context(|| format!("{} holds no usable certificate", file.display()))?;
             }
         }
         // One broken file among the system's certificates is no reason to trust none of them.
         None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
     }
-    anyhow::ensure!(!roots.is_empty(), "no certificate authority to trust: name one with tls-ca");
+    ensure!(!roots.is_empty(), "no certificate authority to trust: name one with tls-ca");
     Ok(roots)
 }
 
-fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>> {
+pub fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     CertificateDer::pem_file_iter(file)
         .and_then(Iterator::collect)
-        .with_context(|| format!("cannot read the certificates in {file}"))
+        .with_context(|| format!("cannot read the certificates in {}", file.display()))
 }
 
 /// Tells an error of the network from one side's refusal of the other's certificate.

@@ -50,7 +50,14 @@ fn with_watch_joined(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
 }
 
 /// What is wrong with the words behind `dlock`, in one line; clap explains it over several.
-pub fn mistake(error: &clap::Error, verb: Option<&str>) -> String {
+pub fn mistake(error: &clap::Error, words: &[String]) -> String {
+    let verb = words.first().map(String::as_str);
+    if let (ErrorKind::InvalidSubcommand, Some(word)) = (error.kind(), verb)
+        && error.get(ContextKind::SuggestedSubcommand).is_none()
+        && words.iter().any(|word| word == "--")
+    {
+        return format!("{word} is no verb of dlock; under a lock of that name: dlock run --name {word} -- CMD");
+    }
     let text = error.render().to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let worth_saying = |line: &&str| !line.is_empty() && !line.starts_with("tip: to pass");

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::config::Examination;
 use crate::exit::{Exit, Fault};
 use crate::guardian::priority::{self, Priority};
-use crate::lock::{Identity, LockState, Mode, State, Term};
+use crate::lock::{Grant, Identity, LockState, Mode, State};
 use crate::report::{causes, describe, print};
 
 const PROBE: &str = "dlock-doctor";
@@ -28,7 +28,7 @@ struct Report {
     /// How long each step of a run takes here.
     latencies: Vec<(&'static str, Duration)>,
     /// What the probe was granted.
-    term: Option<Term>,
+    grant: Option<Grant>,
     checkup: Checkup,
     /// The exit code, if anything is broken.
     broken: Option<Exit>,
@@ -82,7 +82,7 @@ impl Report {
             name: PROBE.parse()?,
             who: Identity::of_this_process("dlock doctor")?,
             mode: Mode::Exclusive,
-            ttl: order.terms.ttl,
+            ttl: order.timing.ttl,
             queue: false,
             once: None,
         };
@@ -96,21 +96,21 @@ impl Report {
                 return Err(error);
             }
         };
-        self.term = Some(lease.term);
+        self.grant = Some(lease.grant);
         let renewal = self.timed("renew", within(patience.connect, backend.renew(&lease))).await;
-        let ending = Ending { last_run: None, hold_until: None };
+        let ending = Ending { last_run: None, keep: 0, hold_until: None };
         let released = self.timed("release", within(patience.connect, backend.release(&lease, &ending))).await;
         let lost = |why: &str| Err(Fault::Unreachable.because(why));
         let renewed = match renewal {
             Ok(Renewal::Held(_)) => Ok(()),
-            Ok(Renewal::Lost(why) | Renewal::Taken(why) | Renewal::Revoked(why)) => {
+            Ok(Renewal::Lost(why) | Renewal::ForceReleased(why) | Renewal::Revoked(why)) => {
                 lost(&format!("the probe lock was lost: {why}"))
             }
             Err(error) => Err(error),
         };
         let released = match released {
             Ok(Released::Done) => Ok(()),
-            Ok(Released::NotOurs | Released::Taken(_)) => lost("the probe lock was not ours any more"),
+            Ok(Released::NotOurs | Released::ForceReleased(_)) => lost("the probe lock was not ours any more"),
             Err(error) => Err(error),
         };
         for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be let go of")] {
@@ -135,7 +135,7 @@ impl Report {
                     self.latencies.clear();
                     continue;
                 }
-                Attempt::OtherTerms(_) | Attempt::AlreadyRan => None,
+                Attempt::OtherSlots(_) | Attempt::AlreadyRan => None,
             };
             let holder = holder.map_or_else(|| "somebody".into(), |holder| describe(&holder));
             self.broken = Some(Exit::Code(Exit::BUSY));
@@ -169,13 +169,13 @@ impl Report {
     }
 
     fn slowness(&self, order: &Examination) -> Option<Finding> {
-        let limit = order.terms.attempt() / 4;
+        let limit = order.timing.attempt() / 4;
         let (step, took) = self.latencies.iter().max_by_key(|(_, took)| *took)?;
         (*took > limit).then(|| {
             Finding::weak(
                 "latency",
                 format!("{step} took {took:.0?}"),
-                format!("a renewal counts as unanswered after {:.0?}; there is little room", order.terms.attempt()),
+                format!("a renewal counts as unanswered after {:.0?}; there is little room", order.timing.attempt()),
                 "raise --ttl, or come nearer to the server",
             )
         })

@@ -9,7 +9,7 @@ use crate::clock::Instant;
 use crate::config::Job;
 use crate::exit::Exit;
 use crate::guardian::priority::{self, Priority};
-use crate::lock::Term;
+use crate::lock::Grant;
 use crate::report::print;
 
 pub fn explain(job: &Job) -> Result<Exit> {
@@ -19,8 +19,8 @@ pub fn explain(job: &Job) -> Result<Exit> {
 
 fn text(job: &Job) -> Result<String> {
     let zero = Instant::from_nanos(0);
-    let terms = job.terms;
-    let at = terms.deadlines(Term { from: zero, ttl: terms.ttl, slack: Duration::ZERO });
+    let timing = job.timing;
+    let at = timing.deadlines(Grant { from: zero, ttl: timing.ttl, slack: Duration::ZERO });
     let row = |instant: Instant, what: &str| {
         let span = instant.since(zero);
         format!("  {:>9.3}s  {what}\n", span.as_secs_f64())
@@ -28,12 +28,12 @@ fn text(job: &Job) -> Result<String> {
     let mut out = format!("lock {} ({}) on {}\n\n", job.name, job.mode, job.service.address);
     writeln!(out, "counted from the last renewal that succeeded:")?;
     out += &row(zero, "the request that sets the lease is sent");
-    out += &row(zero + terms.renew_every(), "renewal, again and again if it fails");
-    out += &row(zero + terms.renew_every() + terms.attempt(), "that attempt counts as unanswered");
+    out += &row(zero + timing.renew_every(), "renewal, again and again if it fails");
+    out += &row(zero + timing.renew_every() + timing.attempt(), "that attempt counts as unanswered");
     out += &row(at.signal_at, &format!("{} to every process of the command", signal_name(job.signal)));
     out += &row(at.kill_at, "SIGKILL to every process of the command");
     out += &row(at.end, "the lock is not claimed any more");
-    out += &row(zero + terms.ttl, "the lease ends on the server");
+    out += &row(zero + timing.ttl, "the lease ends on the server");
     let early = "SIGKILL comes earlier where the guardian finds that it needs more time";
     writeln!(out, "\nthe guardian has {}; {early}", guardian_priority())?;
     writeln!(out, "\nsettings:")?;

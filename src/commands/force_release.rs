@@ -6,9 +6,10 @@ use anyhow::Result;
 
 use super::block_on;
 use crate::backend::{self, Revoke, Revoked, within};
+use crate::clock;
 use crate::config::Takeaway;
 use crate::exit::{Exit, Fault};
-use crate::lock::{Holder, LockState};
+use crate::lock::{Holder, Identity, LockState, Revocation};
 use crate::report::{NobodyReads, describe, escape, print};
 
 /// More than that is read by nobody, and some backends keep less than others.
@@ -28,7 +29,7 @@ pub fn force_release(order: &Takeaway) -> Result<Exit> {
             say(format!("{}: left alone", order.name))?;
             return Ok(Exit::OK);
         }
-        let reason = order.reason.as_deref().unwrap_or("no reason given").chars().take(LONGEST_REASON).collect();
+        let reason = signed(order.reason.as_deref().unwrap_or("no reason given"))?;
         let how = if order.now { Revoke::Now { reason } } else { Revoke::Safely { reason } };
         for holder in holders {
             let revoked = within(patience, backend.revoke(&order.name, holder, &how)).await?;
@@ -36,6 +37,14 @@ pub fn force_release(order: &Takeaway) -> Result<Exit> {
         }
         Ok(Exit::OK)
     })
+}
+
+/// The reason, and who gives it when.
+fn signed(reason: &str) -> Result<String> {
+    let who = Identity::of_this_process("")?;
+    let reason = reason.chars().take(LONGEST_REASON).collect();
+    let by = Some(format!("{}@{}", who.user, who.host));
+    Ok(Revocation { reason, by, at: Some(clock::wall()) }.to_string())
 }
 
 /// The holders that are meant: all, or the one with the token that was named.

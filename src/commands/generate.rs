@@ -8,6 +8,7 @@ use clap_complete::Shell;
 
 use crate::backend;
 use crate::cli::Cli;
+use crate::commands::status::prometheus;
 use crate::config::{SETTINGS, variable};
 use crate::exit::Exit;
 use crate::metrics::METRICS;
@@ -59,7 +60,9 @@ fn with_lists(text: &str) -> String {
         parameters += &format!("\n.TP\n.I {}\n{}", roff(&kind.schemes.join(", ")), roff(&own));
     }
     let metrics = METRICS.map(|(name, kind, help)| format!(".TP\n.I {name}\n{} A {kind}.", roff(help)));
-    text.replace("@VARIABLES@", &joined(&SETTINGS.map(variable)))
+    let of_locks = prometheus::METRICS.map(|(name, help)| format!(".TP\n.I {name}\n{}", roff(help)));
+    text.replace("@LOCK_METRICS@", &of_locks.join("\n"))
+        .replace("@VARIABLES@", &joined(&SETTINGS.map(variable)))
         .replace("@KEYS@", &joined(&SETTINGS.map(str::to_owned)))
         .replace("@PARAMETERS@", &parameters)
         .replace("@METRICS@", &metrics.join("\n"))

@@ -1,12 +1,17 @@
 //! One file for each verb.
 
+mod check;
 mod doctor;
 mod explain;
 mod fence;
 mod force_release;
+mod forget;
 mod generate;
+mod history;
 mod run;
+mod selected;
 pub mod status;
+pub mod table;
 mod tenure;
 mod words;
 
@@ -16,8 +21,11 @@ use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 
 use crate::backend::DiskTrouble;
-use crate::cli::{self, Common, Verb};
-use crate::config::{self, Acquisition, Examination, Fence, Job, Layers, Loaded, StatusQuery, Takeaway, Tenure, load};
+use crate::cli::{self, Cli, Common, Verb};
+use crate::config::{
+    self, Acquisition, Examination, Fence, HistoryQuery, Inspection, Job, Layers, Loaded, Oblivion, StatusQuery,
+    Takeaway, Tenure, load,
+};
 use crate::exit::{Exit, Fault};
 use crate::report::{Loudness, NobodyReads, Voice};
 
@@ -32,6 +40,11 @@ pub fn obey(verb: Verb) -> Exit {
         Verb::Status(args) => {
             with(load(&args.common), |layers, voice| status::status(&StatusQuery::from_args(args, layers)?, voice))
         }
+        Verb::History(args) => {
+            with(load(&args.common), |layers, _| history::history(&HistoryQuery::from_args(args, layers)?))
+        }
+        Verb::Check(args) => with(load(&args.common), |layers, _| check::check(&Inspection::from_args(args, layers)?)),
+        Verb::Forget(args) => with(load(&args.common), |layers, _| forget::forget(&Oblivion::from_args(args, layers)?)),
         Verb::ForceRelease(args) => {
             with(load(&args.common), |layers, _| force_release::force_release(&Takeaway::from_args(args, layers)?))
         }
@@ -49,6 +62,10 @@ pub fn obey(verb: Verb) -> Exit {
         }
         Verb::Completions { shell } => with(Ok(Loaded::nothing()), |_, _| generate::completions(shell)),
         Verb::Man => with(Ok(Loaded::nothing()), |_, _| generate::man()),
+        Verb::Help { verb } => {
+            let words = ["dlock".to_owned()].into_iter().chain(verb).chain(["--help".to_owned()]);
+            Cli::read(words.map(Into::into)).map_or_else(|error| misunderstood(&error), |_| Exit::OK)
+        }
         Verb::Words(args) => with(load(&args.common), |layers, _| words::words(args, layers)),
     }
 }
@@ -62,10 +79,7 @@ fn with(loaded: Result<Loaded>, work: impl FnOnce(Layers, Voice) -> Result<Exit>
     match loaded.and_then(|loaded| work(loaded.layers, Voice::new(format, loudness))) {
         Ok(exit) => exit,
         Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => {
-            Voice::new(format, loudness).error(&error);
-            failed(fault_of(&error))
-        }
+        Err(error) => failed(&error, fault_of(&error), Voice::new(format, loudness)),
     }
 }
 
@@ -75,9 +89,8 @@ pub fn misunderstood(error: &clap::Error) -> Exit {
         let _ = error.print();
         return Exit::OK;
     }
-    let mut voice = Voice::new(config::typed_format(typed()), Loudness::Normal);
-    voice.error(&Fault::Usage.because(cli::mistake(error, typed().next().as_deref())));
-    failed(Fault::Usage)
+    let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));
+    failed(&mistake, Fault::Usage, Voice::new(config::typed_format(typed()), Loudness::Normal))
 }
 
 fn typed() -> impl Iterator<Item = String> {
@@ -89,12 +102,16 @@ fn fault_of(error: &anyhow::Error) -> Fault {
     if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable } else { Fault::of(error) }
 }
 
-/// What is left to do when dlock has failed, or was not understood.
-fn failed(fault: Fault) -> Exit {
-    let exit = fault.exit();
-    match typed().next().as_deref() {
-        Some("acquire") => tenure::fail_the_eval(exit),
-        _ => exit,
+/// Reports that dlock has failed, or was not understood, in the way that whoever calls the verb expects.
+fn failed(error: &anyhow::Error, fault: Fault, mut voice: Voice) -> Exit {
+    let verb = typed().next();
+    if verb.as_deref() == Some("check") {
+        return check::unknown(error);
+    }
+    voice.error(error);
+    match verb.as_deref() {
+        Some("acquire") => tenure::fail_the_eval(fault.exit()),
+        _ => fault.exit(),
     }
 }
 

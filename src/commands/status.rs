@@ -1,136 +1,215 @@
 //! `dlock status`: who holds what, since when, who waits, how the last run ended.
 
+mod describe;
+pub mod prometheus;
 pub mod table;
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use anyhow::Result;
 
 use super::block_on;
-use super::doctor::is_spent_probe;
+use super::selected::each_page;
+use super::table::Screen;
 use crate::backend::{self, Backend, within};
-use crate::config::StatusQuery;
+use crate::config::{Layout, StatusQuery};
 use crate::exit::Exit;
-use crate::lock::{LockState, State};
+use crate::lock::{LockName, LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
-use table::Table;
+use prometheus::Exposition;
+use table::LockTable;
 
-pub fn status(query: &StatusQuery, mut voice: Voice) -> Result<Exit> {
+pub fn status(query: &StatusQuery, voice: Voice) -> Result<Exit> {
     let mut backend = backend::open(&query.service.address, query.service.patience)?;
     block_on(async {
-        let Some(every) = query.watch else {
-            let mut printer = Printer::new(query.json);
-            let held = each_page(query, backend.as_mut(), |page| printer.print(page)).await?;
-            printer.finish()?;
-            return Ok(if held && query.exit_code { Exit::Code(Exit::BUSY) } else { Exit::OK });
+        if let Some(every) = query.watch {
+            return watch(query, every, backend.as_mut(), voice).await;
+        }
+        let on_terminal = std::io::stdout().is_terminal();
+        let held = match to_describe(query).filter(|_| on_terminal) {
+            Some(name) => {
+                let state = within(query.service.patience.connect, backend.inspect(name)).await?;
+                print(describe::describe(&state, query, Screen::of_stdout(query.color)))?;
+                is_held(&state)
+            }
+            None if on_terminal => {
+                let picture = whole_picture(query, backend.as_mut()).await?;
+                let mut printer = Printer::new(query, Screen::of_stdout(query.color));
+                printer.add(&picture)?;
+                printer.finish(query)?;
+                picture.iter().any(is_held)
+            }
+            None => {
+                let (mut printer, mut held) = (Printer::new(query, Screen::of_stdout(query.color)), false);
+                each_wanted(query, backend.as_mut(), |page| {
+                    held |= page.iter().any(is_held);
+                    printer.add(&page)
+                })
+                .await?;
+                printer.finish(query)?;
+                held
+            }
         };
-        let (mut drawn, mut trouble) = (false, None);
-        loop {
-            match whole_picture(query, backend.as_mut()).await {
-                Ok(picture) => {
-                    if trouble.take().is_some() {
-                        voice.say(&Event::Recovered);
-                    }
-                    draw(query.json, &picture)?;
-                    drawn = true;
+        Ok(if held && query.exit_code { Exit::Code(Exit::BUSY) } else { Exit::OK })
+    })
+}
+
+fn is_held(state: &LockState) -> bool {
+    state.state != State::Free
+}
+
+/// The one lock that was asked for, if nothing was said about how to show it.
+fn to_describe(query: &StatusQuery) -> Option<&LockName> {
+    match query.wanted.as_slice() {
+        [Selector::Name(name)] if query.layout.is_none() && !query.held => Some(name),
+        _ => None,
+    }
+}
+
+async fn watch(query: &StatusQuery, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
+    let (mut drawn, mut trouble) = (false, None);
+    loop {
+        match whole_picture(query, backend).await {
+            Ok(picture) => {
+                if trouble.take().is_some() {
+                    voice.say(&Event::Recovered);
                 }
-                // What never worked will not do so by itself; what did is shown until it does again.
-                Err(error) if !drawn => return Err(error),
-                Err(error) => {
-                    let why = Some(causes(&error, ""));
-                    if why != trouble {
-                        voice.say(&Event::WaitingForBackend { why: why.as_deref().unwrap_or_default() });
-                        trouble = why;
-                    }
+                draw(query, &picture)?;
+                drawn = true;
+            }
+            // What never worked will not do so by itself; what did is shown until it does again.
+            Err(error) if !drawn => return Err(error),
+            Err(error) => {
+                let why = Some(causes(&error, ""));
+                if why != trouble {
+                    voice.say(&Event::WaitingForBackend { why: why.as_deref().unwrap_or_default() });
+                    trouble = why;
                 }
             }
-            tokio::time::sleep(every).await;
         }
+        tokio::time::sleep(every).await;
+    }
+}
+
+async fn each_wanted(
+    query: &StatusQuery,
+    backend: &mut dyn Backend,
+    mut show: impl FnMut(Vec<LockState>) -> Result<()>,
+) -> Result<()> {
+    each_page(&query.wanted, query.service.patience.connect, backend, |mut page| {
+        page.retain(|state| !query.held || is_held(state));
+        show(page)
     })
+    .await
 }
 
 async fn whole_picture(query: &StatusQuery, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
     let mut all = Vec::new();
-    each_page(query, backend, |page| {
-        all.extend_from_slice(page);
+    each_wanted(query, backend, |page| {
+        all.extend(page);
         Ok(())
     })
     .await?;
+    if std::io::stdout().is_terminal() && !matches!(query.layout, Some(Layout::Json)) {
+        table::sort(&mut all);
+    }
     Ok(all)
 }
 
-/// In the place of what a terminal shows already.
-fn draw(json: bool, picture: &[LockState]) -> Result<()> {
-    if !json && std::io::stdout().is_terminal() {
-        print("\x1b[H\x1b[2J")?;
+/// In the place of what a terminal shows already, and never more than it has room for.
+fn draw(query: &StatusQuery, picture: &[LockState]) -> Result<()> {
+    let screen = Screen::of_stdout(query.color);
+    if query.layout == Some(Layout::Json) || !std::io::stdout().is_terminal() {
+        let mut printer = Printer::new(query, screen);
+        printer.add(picture)?;
+        return printer.finish(query);
     }
-    let mut printer = Printer::new(json);
-    printer.print(picture)?;
-    printer.finish()
+    let text = match picture {
+        [] => nothing(query).to_owned(),
+        _ => LockTable::new(Screen { strict: true, ..screen }).of(picture),
+    };
+    print(format!("\x1b[H\x1b[2J{}", on_one_screen(&text, screen.height)))
 }
 
-/// Fetches what was asked for; says whether any of it is held.
-async fn each_page(
-    query: &StatusQuery,
-    backend: &mut dyn Backend,
-    mut show: impl FnMut(&[LockState]) -> Result<()>,
-) -> Result<bool> {
-    let patience = query.service.patience.connect;
-    let is_held = |state: &LockState| state.state != State::Free;
-    if !query.names.is_empty() {
-        let mut states = Vec::new();
-        for name in &query.names {
-            states.push(within(patience, backend.inspect(name)).await?);
-        }
-        show(&states)?;
-        return Ok(states.iter().any(is_held));
+/// The beginning of a text, and how much is left out. Two lines stay free: for the cursor, and for what is said on
+/// standard error.
+fn on_one_screen(text: &str, height: Option<usize>) -> String {
+    let (lines, room) = (text.lines().count(), height.map_or(usize::MAX, |height| height.saturating_sub(2).max(2)));
+    if lines <= room {
+        return text.to_owned();
     }
-    let (mut held, mut next) = (false, None);
-    loop {
-        let mut page = within(patience, backend.list(next)).await?;
-        page.locks.retain(|state| !is_spent_probe(state));
-        held |= page.locks.iter().any(is_held);
-        show(&page.locks)?;
-        next = page.next;
-        if next.is_none() {
-            return Ok(held);
-        }
+    let shown: String = text.split_inclusive('\n').take(room - 1).collect();
+    format!("{shown}… and {} more\n", lines + 1 - room)
+}
+
+fn nothing(query: &StatusQuery) -> &'static str {
+    match (query.held, query.wanted.is_empty()) {
+        (true, _) => "no lock is held\n",
+        (false, true) => "no locks\n",
+        (false, false) => "no lock has such a name\n",
     }
 }
 
-/// Prints pages as they come: one JSON array, or one table.
-struct Printer {
-    json: bool,
-    table: Option<Table>,
-    printed: usize,
+/// Prints pages as they come.
+enum Printer {
+    Table { table: Box<LockTable>, printed: usize },
+    Json { printed: usize },
+    Prometheus(Box<Exposition>),
 }
 
 impl Printer {
-    fn new(json: bool) -> Printer {
-        Printer { json, table: None, printed: 0 }
-    }
-
-    fn print(&mut self, states: &[LockState]) -> Result<()> {
-        let mut text = String::new();
-        if self.json {
-            for state in states {
-                text += if self.printed == 0 { "[" } else { ",\n " };
-                text += &json_escaped(&serde_json::to_string(state)?);
-                self.printed += 1;
+    fn new(query: &StatusQuery, screen: Screen) -> Printer {
+        match query.layout {
+            None | Some(Layout::Table) => Printer::Table { table: Box::new(LockTable::new(screen)), printed: 0 },
+            Some(Layout::Json) => Printer::Json { printed: 0 },
+            Some(Layout::Prometheus) => {
+                Printer::Prometheus(Box::new(Exposition::new(&query.service.address.to_string())))
             }
-        } else if !states.is_empty() {
-            text = Table::of(&mut self.table, states);
-            self.printed += states.len();
         }
-        print(text)
     }
 
-    fn finish(&mut self) -> Result<()> {
-        print(match (self.json, self.printed) {
-            (true, 0) => "[]\n",
-            (true, _) => "]\n",
-            (false, 0) => "no locks\n",
-            (false, _) => "",
-        })
+    fn add(&mut self, states: &[LockState]) -> Result<()> {
+        match self {
+            Printer::Table { .. } if states.is_empty() => Ok(()),
+            Printer::Table { table, printed } => {
+                *printed += states.len();
+                print(table.of(states))
+            }
+            Printer::Json { printed } => {
+                let mut text = String::new();
+                for state in states {
+                    text += if *printed == 0 { "[" } else { ",\n " };
+                    text += &json_escaped(&serde_json::to_string(state)?);
+                    *printed += 1;
+                }
+                print(text)
+            }
+            Printer::Prometheus(exposition) => exposition.add(states),
+        }
+    }
+
+    fn finish(&mut self, query: &StatusQuery) -> Result<()> {
+        match self {
+            Printer::Table { printed: 0, .. } => print(nothing(query)),
+            Printer::Table { .. } => Ok(()),
+            Printer::Json { printed: 0 } => print("[]\n"),
+            Printer::Json { .. } => print("]\n"),
+            Printer::Prometheus(exposition) => exposition.finish(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_keeps_the_head_and_counts_what_does_not_fit() {
+        let text = "NAME\na\nb\nc\nd\n";
+        assert_eq!(on_one_screen(text, Some(6)), "NAME\na\nb\n… and 2 more\n");
+        assert_eq!(on_one_screen(text, Some(7)), text);
+        assert_eq!(on_one_screen(text, None), text);
+        assert_eq!(on_one_screen(text, Some(1)), "NAME\n… and 4 more\n");
     }
 }

@@ -12,6 +12,7 @@ use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
 use crate::config::{Acquisition, Extension, Tenure};
 use crate::exit::{Exit, Fault};
+use crate::lock::Revocation;
 use crate::report::{Voice, print};
 
 pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
@@ -47,7 +48,7 @@ pub fn change(order: &Tenure) -> Result<Exit> {
     let (name, owner) = (&order.name, &order.owner);
     let patience = order.service.patience.connect;
     let reheld = block_on(async {
-        let ttl = match order.term {
+        let ttl = match order.extension {
             Extension::To(ttl) => ttl,
             Extension::AsBefore(unknown) => {
                 let state = within(patience, backend.inspect(name)).await?;
@@ -60,14 +61,21 @@ pub fn change(order: &Tenure) -> Result<Exit> {
     match reheld {
         Reheld::Done => Ok(Exit::OK),
         Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
-        Reheld::Taken(reason) => Err(Fault::NotOurs.because(format_args!(
-            "an operator took {name} away with force-release --now ({reason}): stop what needs it"
-        ))),
-        Reheld::Revoked(reason) => {
-            Err(Fault::NotOurs.because(format_args!("an operator takes {name} away ({reason}): stop what needs it")))
+        Reheld::ForceReleased(mark) => {
+            let by = Revocation::parse(&mark);
+            Err(Fault::NotOurs.because(format_args!(
+                "{} took {name} away with force-release --now ({}): stop what needs it",
+                by.operator(),
+                by.reason
+            )))
+        }
+        Reheld::Revoked(mark) => {
+            let by = Revocation::parse(&mark);
+            let (operator, reason) = (by.operator(), &by.reason);
+            Err(Fault::NotOurs.because(format_args!("{operator} takes {name} away ({reason}): stop what needs it")))
         }
         // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if order.term != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
+        Reheld::Running if order.extension != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
         Reheld::Running => Err(Fault::Usage
             .because(format_args!("{name} is held by a dlock run, which renews it and lets go of it by itself"))),
     }
@@ -81,7 +89,7 @@ fn assignments(lease: &Lease) -> String {
 }
 
 fn json_of(lease: &Lease) -> String {
-    let ttl = u64::try_from(lease.term.ttl.as_millis()).unwrap_or(u64::MAX);
+    let ttl = u64::try_from(lease.grant.ttl.as_millis()).unwrap_or(u64::MAX);
     let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
     format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": lease.slot, "ttl_ms": ttl}))
 }

@@ -8,15 +8,18 @@ use crate::cli;
 use crate::exit::Fault;
 
 /// Every setting that is not a matter of the single call, in flags, environment and config file alike.
-pub const SETTINGS: [&str; 15] = [
+pub const SETTINGS: [&str; 19] = [
     "backend",
     "conflict-exit-code",
     "connect-timeout",
+    "history",
     "hold-at-least",
     "kill-after",
     "leftovers",
     "log",
     "metrics-file",
+    "note",
+    "on-event",
     "on-lost",
     "quiet",
     "signal",
@@ -24,6 +27,7 @@ pub const SETTINGS: [&str; 15] = [
     "ttl",
     "verbose",
     "wait",
+    "warn-after",
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sys::signal::Signal;
 
-use crate::lock::Token;
+use crate::lock::{LONGEST_NOTE, Token};
 use crate::report::Format;
 
 /// What happens when the server says that the lock is already not ours.
@@ -23,6 +23,22 @@ pub enum Leftovers {
     Kill,
     Wait,
     Leave,
+}
+
+/// How `status` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    Table,
+    Json,
+    Prometheus,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Color {
+    Auto,
+    Always,
+    Never,
 }
 
 /// `30s`, `1h 5m`, or bare seconds as sleep(1) takes them.
@@ -69,9 +85,35 @@ pub fn format(text: &str) -> Result<Format> {
     choice(text, &[("text", Format::Text), ("json", Format::Json)])
 }
 
+pub fn layout(text: &str) -> Result<Layout> {
+    choice(text, &[("table", Layout::Table), ("json", Layout::Json), ("prometheus", Layout::Prometheus)])
+}
+
+pub fn color(text: &str) -> Result<Color> {
+    choice(text, &[("auto", Color::Auto), ("always", Color::Always), ("never", Color::Never)])
+}
+
+pub fn count(text: &str) -> Result<usize> {
+    let number = text.parse::<usize>().ok().filter(|n| *n > 0);
+    number.with_context(|| format!("{text:?} is not a number from 1 on"))
+}
+
+/// A part of something as a percentage: `80%`, or `80`.
+pub fn part(text: &str) -> Result<f64> {
+    let percent = text.strip_suffix('%').unwrap_or(text).parse::<f64>().ok().filter(|n| (0.0..=100.0).contains(n));
+    percent.map(|percent| percent / 100.0).with_context(|| format!("{text:?} is not a percentage from 0% to 100%"))
+}
+
 pub fn path(text: &str) -> Result<PathBuf> {
     ensure!(!text.is_empty(), "the path of a file must not be empty");
     Ok(text.into())
+}
+
+/// What a shell is to run.
+pub fn shell_command(text: &str) -> Result<String> {
+    ensure!(!text.trim().is_empty(), "a command must not be empty");
+    ensure!(!text.contains('\0'), "a command with a NUL in it");
+    Ok(text.to_owned())
 }
 
 pub fn yes_or_no(text: &str) -> Result<bool> {
@@ -100,6 +142,17 @@ pub fn once_key(text: &str) -> Result<String> {
         "a key has 1 to 200 bytes and no control characters"
     );
     Ok(text.to_owned())
+}
+
+pub fn note(text: &str) -> Result<String> {
+    ensure!(text.chars().count() <= LONGEST_NOTE, "a note has at most {LONGEST_NOTE} characters");
+    Ok(text.to_owned())
+}
+
+/// How many runs to remember. More would not fit in what some backends store in one piece.
+pub fn history(text: &str) -> Result<usize> {
+    let number = text.parse::<usize>().ok().filter(|n| *n <= 100);
+    number.with_context(|| format!("{text:?} is not a number of runs from 0 to 100"))
 }
 
 /// What runs the text of `-c`.

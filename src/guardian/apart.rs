@@ -33,7 +33,12 @@ pub fn leave(kept: &[RawFd]) -> Result<()> {
     let _ = dup2_stdout(&null);
     let _ = dup2_stderr(&null);
     drop(null);
-    // Whoever reads from a pipe that dlock was started with wants to see its end.
+    close_others(kept);
+    Ok(())
+}
+
+/// Whoever reads from a pipe that dlock was started with wants to see its end. Leaves the standard descriptors open.
+pub fn close_others(kept: &[RawFd]) {
     let mut kept: Vec<u32> = kept.iter().map(|fd| fd.unsigned_abs()).collect();
     kept.sort_unstable();
     let mut first = 3;
@@ -43,7 +48,6 @@ pub fn leave(kept: &[RawFd]) -> Result<()> {
         }
         first = fd.saturating_add(1);
     }
-    Ok(())
 }
 
 fn close_all(first: u32, last: u32) {

@@ -7,6 +7,7 @@
 
 mod apart;
 mod command;
+mod hooks;
 mod leaf;
 mod pace;
 pub mod priority;
@@ -33,6 +34,7 @@ use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
 pub use command::Plan;
+pub use hooks::{EVENT, Hooks};
 use leaf::Leaf;
 pub use pace::Pace;
 pub use terminal::Terminal;
@@ -149,6 +151,11 @@ impl Guardian {
     pub fn backstop(&self, deadlines: Option<Deadlines>) -> Option<Instant> {
         let of_lease = deadlines.map(|deadlines| deadlines.with_margin(self.pace.margin()).backstop());
         [of_lease, self.ends_by].into_iter().flatten().min()
+    }
+
+    /// When the guardian ends the command unless it hears of a renewal.
+    pub fn signal_at(&self, deadlines: Deadlines) -> Instant {
+        deadlines.with_margin(self.pace.margin()).signal_at
     }
 
     /// Kills the command's processes beside a guardian that is late: it may be stopped, starved, or have much to do.

@@ -92,7 +92,7 @@ impl KeeperLoop {
                         () = clock::sleep_until(ask_again) => {}
                     }
                 }
-                Ok(Attempt::OtherTerms(why)) => return self.end(KeeperEvent::OtherTerms(why)),
+                Ok(Attempt::OtherSlots(why)) => return self.end(KeeperEvent::OtherSlots(why)),
                 Ok(Attempt::AlreadyRan) => return self.end(KeeperEvent::AlreadyRan),
                 Err(error) if !answered || !may_pass(&error) => {
                     // It may have been applied all the same. Whoever waited in vain need not wait for this as well.
@@ -120,21 +120,20 @@ impl KeeperLoop {
 
     /// A grant that took long on its way is renewed before anything is started under it.
     async fn granted(&mut self, mut lease: Lease) -> Option<Lease> {
-        let terms = self.config.terms.shortened_to(lease.term.ttl);
-        if (lease.term.from + terms.renew_every()).has_passed() {
-            match within(terms.attempt(), self.backend.renew(&lease)).await {
-                Ok(Renewal::Held(term)) => lease.term = term,
-                Ok(Renewal::Lost(why) | Renewal::Taken(why) | Renewal::Revoked(why)) => {
+        let timing = self.config.timing.shortened_to(lease.grant.ttl);
+        if (lease.grant.from + timing.renew_every()).has_passed() {
+            match within(timing.attempt(), self.backend.renew(&lease)).await {
+                Ok(Renewal::Held(grant)) => lease.grant = grant,
+                Ok(Renewal::Lost(why) | Renewal::ForceReleased(why) | Renewal::Revoked(why)) => {
                     let lost = format!("granted, but lost again before the command could start: {why}");
-                    let _ = within(terms.attempt(), self.backend.withdraw(&self.config.ask)).await;
+                    let _ = within(timing.attempt(), self.backend.withdraw(&self.config.ask)).await;
                     return self.end(KeeperEvent::Failed(Fault::NotOurs.because(lost)));
                 }
                 // The guardian sees for itself whether what is left is enough.
                 Err(_) => {}
             }
         }
-        let told = Lease { term: self.backend.full_term(&lease), ..lease.clone() };
-        self.teller.tell(KeeperEvent::Granted(told, terms.deadlines(lease.term)));
+        self.teller.tell(KeeperEvent::Granted(lease.clone(), timing.deadlines(lease.grant)));
         Some(lease)
     }
 
@@ -153,9 +152,20 @@ impl KeeperLoop {
             order = self.ordered.recv() => return kept(order),
             () = tokio::time::sleep(QUIET) => {}
         }
+        let mut noted = false;
+        let mut renewed = true;
         loop {
-            let terms = self.config.terms.shortened_to(lease.term.ttl);
-            let due = lease.term.from + terms.renew_every();
+            if !noted && std::mem::take(&mut renewed) {
+                let attempt = self.config.timing.shortened_to(lease.grant.ttl).attempt();
+                tokio::select! {
+                    biased;
+                    order = self.ordered.recv() => return kept(order),
+                    // If it fails, the next renewal may find the server in a better state.
+                    answer = within(attempt, self.backend.note_start(lease)) => noted = answer.is_ok(),
+                }
+            }
+            let timing = self.config.timing.shortened_to(lease.grant.ttl);
+            let due = lease.grant.from + timing.renew_every();
             tokio::select! {
                 biased;
                 order = self.ordered.recv() => return kept(order),
@@ -165,16 +175,17 @@ impl KeeperLoop {
             let renewal = tokio::select! {
                 biased;
                 order = self.ordered.recv() => return kept(order),
-                renewal = within(terms.attempt(), self.backend.renew(lease)) => renewal,
+                renewal = within(timing.attempt(), self.backend.renew(lease)) => renewal,
             };
             if renewal.is_ok() && std::mem::take(&mut troubled) {
                 pause = Pause::new();
                 self.teller.tell(KeeperEvent::Recovered);
             }
             match renewal {
-                Ok(Renewal::Held(term)) => {
-                    lease.term = term;
-                    let deadlines = self.config.terms.deadlines(term);
+                Ok(Renewal::Held(grant)) => {
+                    lease.grant = grant;
+                    renewed = true;
+                    let deadlines = self.config.timing.deadlines(grant);
                     (self.push)(deadlines);
                     self.teller.tell(KeeperEvent::Renewed(deadlines));
                 }
@@ -182,8 +193,8 @@ impl KeeperLoop {
                     self.teller.tell(KeeperEvent::Lost(why));
                     return kept(self.ordered.recv().await);
                 }
-                Ok(Renewal::Taken(reason)) => {
-                    self.teller.tell(KeeperEvent::Taken(reason));
+                Ok(Renewal::ForceReleased(reason)) => {
+                    self.teller.tell(KeeperEvent::ForceReleased(reason));
                     return kept(self.ordered.recv().await);
                 }
                 Ok(Renewal::Revoked(reason)) => {
@@ -207,7 +218,7 @@ impl KeeperLoop {
     /// Tries until it is done or the lease has run out by itself.
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         const LONGEST: Duration = Duration::from_secs(5);
-        let end = self.config.terms.deadlines(lease.term).end;
+        let end = self.config.timing.deadlines(lease.grant).end;
         let until = end.min(clock::now() + LONGEST);
         let in_time = !end.has_passed();
         let mut unanswered = false;
@@ -238,7 +249,13 @@ fn kept(order: Option<Order>) -> Kept {
 fn may_pass(error: &anyhow::Error) -> bool {
     match Fault::of(error) {
         Fault::Unreachable | Fault::Internal => true,
-        Fault::Usage | Fault::OtherTerms | Fault::Refused | Fault::Config | Fault::NotOurs | Fault::StaleToken => false,
+        Fault::Usage
+        | Fault::OtherSlots
+        | Fault::Busy
+        | Fault::Refused
+        | Fault::Config
+        | Fault::NotOurs
+        | Fault::StaleToken => false,
     }
 }
 

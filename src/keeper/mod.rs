@@ -18,7 +18,7 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::backend::{Ask, Backend, Busy, Ending, Lease, Patience, Released};
-use crate::lock::{Deadlines, Holder, OwnerId, Terms};
+use crate::lock::{Deadlines, Holder, LeaseTiming, OwnerId};
 use lease::KeeperLoop;
 
 /// What the main thread hears.
@@ -28,7 +28,7 @@ pub enum KeeperEvent {
     Nested(Box<Holder>),
     Busy(Busy),
     Granted(Lease, Deadlines),
-    OtherTerms(String),
+    OtherSlots(String),
     AlreadyRan,
     /// Given up, as ordered.
     Withdrawn,
@@ -40,7 +40,7 @@ pub enum KeeperEvent {
     Renewed(Deadlines),
     Lost(String),
     /// Lost to an operator, for this reason.
-    Taken(String),
+    ForceReleased(String),
     Revoked(String),
     Released(Result<Released>),
 }
@@ -64,7 +64,7 @@ pub struct KeeperConfig {
     pub ask: Ask,
     /// Locks that our ancestors hold, by owner: asking for one of them would wait for ever.
     pub ancestors: Vec<OwnerId>,
-    pub terms: Terms,
+    pub timing: LeaseTiming,
     pub patience: Patience,
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::lease::QUIET;
 use super::*;
 use crate::clock::{self, Instant};
-use crate::lock::{Identity, LastRun, Mode, Outcome, Token};
+use crate::lock::{Holder, Identity, LastRun, Mode};
 use scripted::{Act, Call, Scripted};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -28,13 +28,16 @@ struct Stage {
 }
 
 fn stage(script: &[Act]) -> Stage {
-    let backend = Scripted::new(TTL, script);
+    stage_of(Scripted::new(TTL, script))
+}
+
+fn stage_of(backend: Scripted) -> Stage {
     let calls = Arc::clone(&backend.calls);
     let (orders, ordered) = unbounded_channel();
     let (tell, events) = channel();
     let pushed: Arc<Mutex<Vec<(Instant, Instant)>>> = Arc::default();
     let push = Arc::clone(&pushed);
-    let terms = Terms::new(TTL, None).unwrap();
+    let timing = LeaseTiming::new(TTL, None).unwrap();
     let ask = Ask {
         name: "test".parse().unwrap(),
         who: Identity::of_this_process("true").unwrap(),
@@ -43,10 +46,10 @@ fn stage(script: &[Act]) -> Stage {
         queue: true,
         once: None,
     };
-    let patience = Patience { connect: Duration::from_secs(5), attempt: terms.attempt() };
+    let patience = Patience { connect: Duration::from_secs(5), attempt: timing.attempt() };
     let keeper = KeeperLoop {
         backend: Box::new(backend),
-        config: KeeperConfig { ask, ancestors: Vec::new(), terms, patience },
+        config: KeeperConfig { ask, ancestors: Vec::new(), timing, patience },
         ordered,
         teller: Teller { events: tell, wake: Arc::new(EventFd::new().unwrap()) },
         push: Box::new(move |next| push.lock().unwrap().push((clock::now(), next.signal_at))),
@@ -55,19 +58,8 @@ fn stage(script: &[Act]) -> Stage {
 }
 
 fn ending() -> Ending {
-    let last_run = LastRun {
-        fencing_token: Token(1),
-        host: String::new(),
-        user: String::new(),
-        command: String::new(),
-        started_at: clock::wall(),
-        ended_at: None,
-        outcome: Outcome::Exited,
-        exit_code: Some(0),
-        once: None,
-        reason: None,
-    };
-    Ending { last_run: Some(last_run), hold_until: None }
+    let last_run = LastRun::cut_short(&Holder::default(), "");
+    Ending { last_run: Some(last_run), keep: 20, hold_until: None }
 }
 
 impl Stage {
@@ -126,9 +118,9 @@ async fn a_late_answer_counts_from_its_question() {
     let mut stage = stage(&[Act::Good, Act::Late(Duration::from_millis(1500))]);
     stage.hold_for(Duration::from_secs(12)).await;
     let (at, allowed) = stage.pushed.lock().unwrap()[0];
-    let terms = Terms::new(TTL, None).unwrap();
+    let timing = LeaseTiming::new(TTL, None).unwrap();
     let asked = at - Duration::from_millis(1500);
-    let expected = terms.deadlines(crate::lock::Term { from: asked, ttl: TTL, slack: Duration::ZERO }).signal_at;
+    let expected = timing.deadlines(crate::lock::Grant { from: asked, ttl: TTL, slack: Duration::ZERO }).signal_at;
     assert!(allowed <= expected + Duration::from_millis(1), "{allowed:?} {expected:?}");
 }
 
@@ -166,7 +158,7 @@ async fn a_lock_that_was_taken_away_is_as_lost_as_any_other_and_says_why() {
     stage.hold_for(Duration::from_secs(60)).await;
     let heard: Vec<_> = stage.events.try_iter().collect();
     assert!(
-        matches!(&heard[..], [KeeperEvent::Granted(..), KeeperEvent::Taken(why), KeeperEvent::Released(Ok(Released::Taken(again)))]
+        matches!(&heard[..], [KeeperEvent::Granted(..), KeeperEvent::ForceReleased(why), KeeperEvent::Released(Ok(Released::ForceReleased(again)))]
             if why == "because" && again == why),
         "{heard:?}"
     );
@@ -267,7 +259,7 @@ async fn a_release_that_fails_is_tried_again_until_the_lease_has_run_out() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_was_long_on_its_way_is_renewed_before_anything_starts() {
     let mut stage = stage(&[Act::Late(Duration::from_millis(4900))]);
-    stage.keeper.config.terms = Terms::new(Duration::from_secs(12), None).unwrap();
+    stage.keeper.config.timing = LeaseTiming::new(Duration::from_secs(12), None).unwrap();
     stage.hold_for(Duration::from_secs(6)).await;
     assert_eq!(stage.calls.lock().unwrap()[..2], [Call::Acquire, Call::Renew]);
 }
@@ -304,4 +296,15 @@ async fn what_is_over_soon_is_never_asked_for_in_between() {
     stage.hold_for(QUIET / 2).await;
     assert_eq!(stage.calls.lock().unwrap()[..], [Call::Acquire, Call::Release]);
     assert_eq!(stage.heard(|event| matches!(event, KeeperEvent::Released(Ok(Released::Done)))), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_start_of_a_run_is_noted_once_and_a_failure_is_mended_after_a_renewal() {
+    let mut backend = Scripted::new(TTL, &[]);
+    backend.unnoted = 1;
+    let mut stage = stage_of(backend);
+    stage.hold_for(3 * TTL).await;
+    let calls = stage.calls.lock().unwrap();
+    assert_eq!(calls[..5], [Call::Acquire, Call::NoteStart, Call::Renew, Call::NoteStart, Call::Renew]);
+    assert_eq!(calls.iter().filter(|call| **call == Call::NoteStart).count(), 2);
 }

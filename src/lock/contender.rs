@@ -113,7 +113,7 @@ mod tests {
         let json = r#"{"owner":"h.1.x","host":"h","pid":1,"user":"u","command":"c","ttl_ms":30000}"#;
         let record = Record::<Details>::from_json(json.as_bytes()).unwrap();
         assert_eq!(record.to_json(), json);
-        let newer = json.replace("\"pid\"", "\"note\":\"from a newer version\",\"pid\"");
+        let newer = json.replace("\"pid\"", "\"extra\":\"from a newer version\",\"pid\"");
         assert_eq!(Record::<Details>::from_json(newer.as_bytes()).unwrap().to_json(), json);
     }
 

@@ -62,9 +62,14 @@ pub struct Identity {
     pub pid: u32,
     pub user: String,
     pub command: String,
+    /// What the user wants others to know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 const LONGEST_COMMAND: usize = 500;
+/// In characters.
+pub const LONGEST_NOTE: usize = 200;
 
 impl Identity {
     pub fn of_this_process(command: &str) -> Result<Identity> {
@@ -79,7 +84,7 @@ impl Identity {
         let label: String = host.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(63).collect();
         let random = getrandom::u64().context("the kernel gave no random bytes")?;
         let owner = OwnerId(format!("{label}.{pid}.{random:016x}"));
-        Ok(Identity { owner, host, pid, user, command: clip(command, LONGEST_COMMAND) })
+        Ok(Identity { owner, host, pid, user, command: clip(command, LONGEST_COMMAND), note: None })
     }
 
     pub fn to_json(&self) -> String {
@@ -92,6 +97,7 @@ impl Identity {
         read.host = clip(&read.host, 255);
         read.user = clip(&read.user, 255);
         read.command = clip(&read.command, LONGEST_COMMAND);
+        read.note = read.note.map(|note| clip(&note, LONGEST_NOTE));
         Some(read)
     }
 }

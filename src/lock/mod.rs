@@ -2,22 +2,27 @@
 //! but the instants handed in.
 
 mod contender;
+mod history;
 mod identity;
 pub mod messages;
 mod mode;
 mod name;
+mod pattern;
 pub mod queue;
+pub mod rfc3339;
 mod state;
-mod terms;
+mod timing;
 mod vanished;
 
 pub use contender::{Contender, Record};
-pub use identity::{Identity, OwnerId};
+pub use history::{History, LastRun, Outcome, Revocation};
+pub use identity::{Identity, LONGEST_NOTE, OwnerId};
 pub use mode::Mode;
 pub use name::LockName;
+pub use pattern::Selector;
 pub use queue::Contends;
-pub use state::{Holder, LastRun, LockState, NodeState, Outcome, State, Waiter};
-pub use terms::{Deadlines, Term, Terms};
+pub use state::{Holder, LockState, NodeState, State, Waiter};
+pub use timing::{Deadlines, Grant, LeaseTiming};
 pub use vanished::SeenHolders;
 
 /// A fencing token: greater at every later exclusive grant of the same lock, and a positive i64.

@@ -14,7 +14,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// How many may hold the lock at once on these terms; contenders must agree on it.
+    /// How many may hold the lock at once in this mode; contenders must agree on it.
     pub fn slots(self) -> u32 {
         match self {
             Mode::Exclusive | Mode::Shared => 1,

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::ser::SerializeMap;
 
-use super::{Contender, Identity, LockName, Mode, OwnerId, Token, queue};
+use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, queue, rfc3339};
+use crate::clock;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct LockState {
@@ -16,7 +18,13 @@ pub struct LockState {
     pub slots: u32,
     pub holders: Vec<Holder>,
     pub waiters: Vec<Waiter>,
+    #[serde(serialize_with = "last_run")]
     pub last_run: Option<LastRun>,
+    /// The runs before it, newest first; left out where many locks are listed.
+    #[serde(skip)]
+    pub earlier: Vec<LastRun>,
+    #[serde(flatten, serialize_with = "last_success")]
+    pub last_success_at: Option<SystemTime>,
     /// What each node says by itself, where the lock is on several independent ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeState>,
@@ -47,8 +55,10 @@ pub struct Holder {
     pub pid: Option<u32>,
     pub user: Option<String>,
     pub command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     pub fencing_token: Option<Token>,
-    #[serde(with = "rfc3339::option")]
+    #[serde(flatten, serialize_with = "acquired")]
     pub acquired_at: Option<SystemTime>,
     #[serde(rename = "ttl_ms", serialize_with = "millis")]
     pub ttl: Option<Duration>,
@@ -65,73 +75,15 @@ pub struct Waiter {
     pub pid: Option<u32>,
     pub user: Option<String>,
     pub command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     pub fencing_token: Option<Token>,
-    #[serde(with = "rfc3339::option")]
+    #[serde(flatten, serialize_with = "waiting")]
     pub waiting_since: Option<SystemTime>,
     #[serde(rename = "ttl_ms", serialize_with = "millis")]
     pub ttl: Option<Duration>,
     #[serde(rename = "expires_in_ms", serialize_with = "millis")]
     pub expires_in: Option<Duration>,
-}
-
-/// How the last run under a lock ended, kept after the lock was released.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastRun {
-    pub fencing_token: Token,
-    pub host: String,
-    pub user: String,
-    pub command: String,
-    #[serde(with = "rfc3339")]
-    pub started_at: SystemTime,
-    #[serde(with = "rfc3339::option")]
-    pub ended_at: Option<SystemTime>,
-    pub outcome: Outcome,
-    pub exit_code: Option<i32>,
-    pub once: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    Exited,
-    Signaled,
-    Lost,
-    TimedOut,
-}
-
-impl LastRun {
-    /// Of a run that an operator cuts short by freeing the lock at once. How its command then ends nobody may get to
-    /// tell; of a program other than dlock, hardly anything is known.
-    pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
-        let now = crate::clock::wall();
-        LastRun {
-            fencing_token: holder.fencing_token.unwrap_or(Token(0)),
-            host: holder.host.clone().unwrap_or_default(),
-            user: holder.user.clone().unwrap_or_default(),
-            command: holder.command.clone().or(holder.owner.clone()).unwrap_or_default(),
-            started_at: holder.acquired_at.unwrap_or(now),
-            ended_at: Some(now),
-            outcome: Outcome::Lost,
-            exit_code: None,
-            once: None,
-            reason: Some(reason.to_owned()),
-        }
-    }
-
-    /// Whether this run makes a later one with the same `--once` key needless.
-    pub fn succeeded(&self) -> bool {
-        self.outcome == Outcome::Exited && self.exit_code == Some(0)
-    }
-
-    pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("strings and numbers always serialise")
-    }
-
-    pub fn from_json(text: &str) -> Option<LastRun> {
-        serde_json::from_str(text).ok()
-    }
 }
 
 impl LockState {
@@ -146,6 +98,8 @@ impl LockState {
             holders: Vec::new(),
             waiters: Vec::new(),
             last_run: None,
+            earlier: Vec::new(),
+            last_success_at: None,
             nodes: Vec::new(),
         }
     }
@@ -155,13 +109,13 @@ impl LockState {
         name: LockName,
         backend: &'static str,
         queue: Vec<Contender>,
-        last_run: Option<LastRun>,
+        history: impl Into<History>,
     ) -> LockState {
         let holding: Vec<usize> = queue::holders(&queue).collect();
         let (holders, waiters): (Vec<_>, Vec<_>) =
             queue.into_iter().enumerate().partition(|(at, _)| holding.contains(at));
         let contenders = |all: Vec<(usize, Contender)>| all.into_iter().map(|(_, one)| one).collect();
-        LockState::of(name, backend, contenders(holders), contenders(waiters), last_run)
+        LockState::of(name, backend, contenders(holders), contenders(waiters), history)
     }
 
     /// A lock with these holders and waiters.
@@ -170,7 +124,7 @@ impl LockState {
         backend: &'static str,
         holders: Vec<Contender>,
         waiters: Vec<Contender>,
-        last_run: Option<LastRun>,
+        history: impl Into<History>,
     ) -> LockState {
         let mode = holders.first().or(waiters.first()).map_or(Mode::Exclusive, |one| one.mode);
         LockState {
@@ -183,9 +137,15 @@ impl LockState {
             slots: mode.slots(),
             holders: holders.into_iter().map(Contender::into_holder).collect(),
             waiters: waiters.into_iter().map(Contender::into_waiter).collect(),
-            last_run,
             ..LockState::free(name, backend)
         }
+        .with(history.into())
+    }
+
+    pub fn with(self, history: History) -> LockState {
+        let History { runs, last_success_at } = history;
+        let mut runs = runs.into_iter();
+        LockState { last_run: runs.next(), earlier: runs.collect(), last_success_at, ..self }
     }
 
     /// How many of how many nodes say what the lock's state says, where it is on several.
@@ -194,6 +154,26 @@ impl LockState {
         let agrees = |node: &&NodeState| node.error.is_none() && node.owner.as_ref() == owner;
         let agreeing = self.nodes.iter().filter(agrees).count();
         (!self.nodes.is_empty()).then_some((agreeing, self.nodes.len()))
+    }
+
+    /// The last run and those before it, newest first.
+    pub fn runs(&self) -> impl Iterator<Item = &LastRun> {
+        self.last_run.iter().chain(&self.earlier)
+    }
+
+    /// When a run last succeeded, also where an older dlock has recorded only the last run.
+    pub fn last_success(&self) -> Option<SystemTime> {
+        let of_last_run = || self.last_run.as_ref().filter(|run| run.succeeded())?.ended_at;
+        self.last_success_at.or_else(of_last_run)
+    }
+
+    /// Since when it has been held, by whoever has held it longest.
+    pub fn held_since(&self) -> Option<SystemTime> {
+        self.holders.iter().filter_map(|holder| holder.acquired_at).min()
+    }
+
+    pub fn oldest_waiter(&self) -> Option<SystemTime> {
+        self.waiters.iter().filter_map(|waiter| waiter.waiting_since).min()
     }
 
     pub fn holder(&self, owner: &OwnerId) -> Option<&Holder> {
@@ -209,6 +189,7 @@ impl From<Identity> for Holder {
             pid: Some(who.pid),
             user: Some(who.user),
             command: Some(who.command),
+            note: who.note,
             ..Holder::default()
         }
     }
@@ -222,6 +203,7 @@ impl From<Identity> for Waiter {
             pid: Some(who.pid),
             user: Some(who.user),
             command: Some(who.command),
+            note: who.note,
             ..Waiter::default()
         }
     }
@@ -239,42 +221,28 @@ fn millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok
     span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(out)
 }
 
-/// Dates as RFC 3339 in UTC, to the millisecond. A stored record may claim any date; one that has no such
-/// form is shown as the last that has.
-mod rfc3339 {
-    use std::time::{Duration, SystemTime};
+fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
+    let mut map = out.serialize_map(None)?;
+    rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
+    let held = at.map(|at| clock::wall().duration_since(at).unwrap_or_default().as_millis() as u64);
+    map.serialize_entry("held_ms", &held)?;
+    map.end()
+}
 
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
+fn waiting<S: serde::Serializer>(since: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
+    let mut map = out.serialize_map(None)?;
+    rfc3339::entries(&mut map, ["waiting_since", "waiting_since_s"], *since)?;
+    map.end()
+}
 
-    pub fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {
-        const END_OF_9999: Duration = Duration::from_millis(253_402_300_799_999);
-        let shown = (*time).clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + END_OF_9999);
-        out.collect_str(&humantime::format_rfc3339_millis(shown))
-    }
+fn last_success<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
+    let mut map = out.serialize_map(None)?;
+    rfc3339::entries(&mut map, ["last_success_at", "last_success_at_s"], *at)?;
+    map.end()
+}
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<SystemTime, D::Error> {
-        humantime::parse_rfc3339(&String::deserialize(text)?).map_err(D::Error::custom)
-    }
-
-    pub mod option {
-        use std::time::SystemTime;
-
-        use serde::de::Error;
-        use serde::{Deserialize, Deserializer, Serializer};
-
-        pub fn serialize<S: Serializer>(time: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-            match time {
-                Some(time) => super::serialize(time, out),
-                None => out.serialize_none(),
-            }
-        }
-
-        pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<Option<SystemTime>, D::Error> {
-            let text: Option<String> = Option::deserialize(text)?;
-            text.map(|text| humantime::parse_rfc3339(&text).map_err(D::Error::custom)).transpose()
-        }
-    }
+fn last_run<S: serde::Serializer>(run: &Option<LastRun>, out: S) -> Result<S::Ok, S::Error> {
+    run.as_ref().map(LastRun::shown).serialize(out)
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{describe, rounded};
+use super::{describe, place, rounded, whole_seconds};
 use crate::guardian::Pace;
-use crate::lock::{Holder, Token};
+use crate::lock::{Holder, Revocation, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
@@ -25,6 +25,8 @@ impl Level {
     }
 }
 
+pub const WAITING: &str = "waiting";
+
 /// What machines read of an event beside its message.
 pub type Fields = Map<String, Value>;
 
@@ -35,33 +37,99 @@ pub fn fields<const N: usize>(known: [(&str, Value); N]) -> Fields {
 /// What can happen to a run that is worth a line.
 #[derive(Debug)]
 pub enum Event<'a> {
-    Acquired { token: Token, waited: Duration },
-    Released,
-    Busy { holder: Option<&'a Holder> },
-    AlreadyRan { key: &'a str },
-    Trouble { why: &'a str, ends_in: Duration },
-    WaitingForBackend { why: &'a str },
+    Acquired {
+        token: Token,
+        waited: Duration,
+    },
+    Released {
+        token: Token,
+        exit_code: u8,
+        duration: Duration,
+    },
+    Waiting {
+        holder: Option<&'a Holder>,
+        ahead: Option<usize>,
+        waited: Duration,
+    },
+    Busy {
+        holder: Option<&'a Holder>,
+    },
+    AlreadyRan {
+        key: &'a str,
+    },
+    Trouble {
+        why: &'a str,
+        ends_in: Duration,
+    },
+    WaitingForBackend {
+        why: &'a str,
+    },
     Recovered,
-    Lost { why: &'a str },
-    Taken { reason: &'a str },
-    Revoked { reason: &'a str },
-    Expired,
+    Lost {
+        why: &'a str,
+    },
+    ForceReleased {
+        by: &'a Revocation,
+    },
+    Revoked {
+        by: &'a Revocation,
+    },
+    /// The job was suspended for so long, if that is why.
+    Expired {
+        suspended: Option<Duration>,
+    },
     TooLate,
-    Pace { pace: Pace },
-    Outgrown { pace: Pace },
-    CannotSignal { processes: &'a [(String, i32)] },
-    TimedOut { after: Duration },
-    Leftovers { processes: usize },
+    Pace {
+        pace: Pace,
+    },
+    Outgrown {
+        pace: Pace,
+    },
+    CannotSignal {
+        processes: &'a [(String, i32)],
+    },
+    TimedOut {
+        after: Duration,
+    },
+    HeldLong {
+        after: Duration,
+    },
+    Leftovers {
+        processes: usize,
+    },
     GuardianDied,
     Orphaned,
-    ReleaseFailed { why: &'a str },
-    Unrecorded { what: &'a str },
-    NotFound { program: &'a str },
-    CannotExecute { program: &'a str, why: &'a str },
-    MetricsFailed { why: &'a str },
-    StandsAgain { after: Duration },
-    ShorterTtl { granted: Duration, asked: Duration },
-    FenceBusy { resource: &'a str, mark: &'a str },
+    ReleaseFailed {
+        why: &'a str,
+    },
+    Unrecorded {
+        what: &'a str,
+    },
+    NotFound {
+        program: &'a str,
+    },
+    CannotExecute {
+        program: &'a str,
+        why: &'a str,
+    },
+    MetricsFailed {
+        why: &'a str,
+    },
+    HookFailed {
+        event: &'a str,
+        why: &'a str,
+    },
+    StandsAgain {
+        after: Duration,
+    },
+    ShorterTtl {
+        granted: Duration,
+        asked: Duration,
+    },
+    FenceBusy {
+        resource: &'a str,
+        mark: &'a str,
+    },
 }
 
 /// What the guardian has seen of itself.
@@ -76,7 +144,18 @@ impl Event<'_> {
             Event::Acquired { token, waited } => {
                 (Level::Info, "acquired", format!("acquired with token {token} after {}", rounded(*waited)))
             }
-            Event::Released => (Level::Info, "released", "released".into()),
+            Event::Released { exit_code, duration, .. } => {
+                let how = format!("exit code {exit_code} after {}", rounded(*duration));
+                (Level::Info, "released", format!("released: {how}"))
+            }
+            Event::Waiting { holder, ahead, waited } => {
+                let place = place(*ahead);
+                let text = match holder {
+                    Some(holder) => format!("waiting for {}, held by {}{place}", rounded(*waited), describe(holder)),
+                    None => format!("waiting for {}: somebody else holds it or was first{place}", rounded(*waited)),
+                };
+                (Level::Info, WAITING, text)
+            }
             Event::Busy { holder: Some(holder) } => {
                 (Level::Warning, "busy", format!("not acquired: held by {}", describe(holder)))
             }
@@ -96,14 +175,25 @@ impl Event<'_> {
             }
             Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
             Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
-            Event::Taken { reason } => {
-                let how = "an operator took it away with force-release --now";
+            Event::ForceReleased { by } => {
+                let (who, reason) = (by.operator(), &by.reason);
+                let how = format!("{who} took it away with force-release --now");
                 (Level::Error, "lost", format!("lost the lock: {how} ({reason}); ending the command"))
             }
-            Event::Revoked { reason } => {
-                (Level::Error, "revoked", format!("an operator takes the lock away ({reason}); ending the command"))
+            Event::Revoked { by } => {
+                let (who, reason) = (by.operator(), &by.reason);
+                (Level::Error, "revoked", format!("{who} takes the lock away ({reason}); ending the command"))
             }
-            Event::Expired => (
+            Event::Expired { suspended: Some(span) } => (
+                Level::Error,
+                "expired",
+                format!(
+                    "the job was suspended for {}, so that its lease could not be kept alive; ended the command before \
+                     it ran out",
+                    whole_seconds(*span)
+                ),
+            ),
+            Event::Expired { suspended: None } => (
                 Level::Error,
                 "expired",
                 "the lease could not be kept alive; ending the command before it runs out".into(),
@@ -145,6 +235,11 @@ impl Event<'_> {
                 "timed-out",
                 format!("--timeout of {} has passed; ending the command", rounded(*after)),
             ),
+            Event::HeldLong { after } => (
+                Level::Warning,
+                "held-long",
+                format!("the command has run for more than {} (--warn-after); it goes on", rounded(*after)),
+            ),
             Event::Leftovers { processes } => (
                 Level::Warning,
                 "leftovers",
@@ -163,6 +258,9 @@ impl Event<'_> {
                 (Level::Error, "cannot-execute", format!("{program}: cannot be executed: {why}"))
             }
             Event::MetricsFailed { why } => (Level::Warning, "metrics-failed", format!("no metrics: {why}")),
+            Event::HookFailed { event, why } => {
+                (Level::Warning, "hook-failed", format!("the --on-event command for {event} failed: {why}"))
+            }
             Event::StandsAgain { after } => {
                 (Level::Info, "stands-again", format!("stands for the lock again in {}", rounded(*after)))
             }
@@ -188,17 +286,30 @@ impl Event<'_> {
             Event::Acquired { token, waited } => {
                 fields([("fencing_token", token.0.into()), ("waited_ms", millis(waited))])
             }
+            Event::Released { token, exit_code, duration } => fields([
+                ("fencing_token", token.0.into()),
+                ("exit_code", (*exit_code).into()),
+                ("duration_ms", millis(duration)),
+            ]),
+            Event::Waiting { holder, ahead, waited } => {
+                fields([("holder", json!(holder)), ("ahead", json!(ahead)), ("waited_ms", millis(waited))])
+            }
             Event::Busy { holder } => fields([("holder", json!(holder))]),
             Event::AlreadyRan { key } => fields([("once", (*key).into())]),
             Event::Trouble { why, ends_in } => fields([("reason", (*why).into()), ("ends_in_ms", millis(ends_in))]),
             Event::WaitingForBackend { why: reason }
             | Event::Lost { why: reason }
-            | Event::Taken { reason }
-            | Event::Revoked { reason }
             | Event::ReleaseFailed { why: reason }
             | Event::Unrecorded { what: reason }
             | Event::MetricsFailed { why: reason } => fields([("reason", (*reason).into())]),
-            Event::TimedOut { after } | Event::StandsAgain { after } => fields([("after_ms", millis(after))]),
+            Event::ForceReleased { by } | Event::Revoked { by } => {
+                fields([("reason", by.reason.as_str().into()), ("revoked_by", json!(by.by))])
+            }
+            Event::TimedOut { after } | Event::HeldLong { after } | Event::StandsAgain { after } => {
+                fields([("after_ms", millis(after))])
+            }
+            Event::Expired { suspended: Some(span) } => fields([("suspended_ms", millis(span))]),
+            Event::HookFailed { event, why } => fields([("hook_event", (*event).into()), ("reason", (*why).into())]),
             Event::Leftovers { processes } => fields([("processes", (*processes).into())]),
             Event::NotFound { program } => fields([("program", (*program).into())]),
             Event::CannotExecute { program, why } => {
@@ -215,9 +326,8 @@ impl Event<'_> {
             Event::CannotSignal { processes } => {
                 fields([("pids", processes.iter().map(|(_, pid)| *pid).collect::<Vec<_>>().into())])
             }
-            Event::Released
-            | Event::Recovered
-            | Event::Expired
+            Event::Recovered
+            | Event::Expired { suspended: None }
             | Event::TooLate
             | Event::GuardianDied
             | Event::Orphaned => Fields::new(),

@@ -7,16 +7,20 @@ use std::path::Path;
 use std::time::Duration;
 
 use dlock::backend::etcd::queue::Details;
-use dlock::backend::redis::resp::{self, Value};
+use dlock::backend::redis::answer::Acquire;
+use dlock::backend::redis::status::Look;
+use dlock::backend::redlock::answer::Answer;
 use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected, Frame};
-use dlock::backend::{self, Address, file, postgres, redis, zookeeper};
-use dlock::commands::status::table::Table;
+use dlock::backend::{self, Address, file, postgres, zookeeper};
+use dlock::commands::status::table::LockTable;
+use dlock::commands::table::Screen;
 use dlock::config::ConfigFile;
 use dlock::guardian::wire::{GuardianEvent, Link, Order};
 use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, Record, Waiter};
 use dlock::report::{describe, escape, json_escaped};
 use nix::sys::socket::{MsgFlags, send};
+use redis::FromRedisValue;
 
 pub struct Target {
     pub name: &'static str,
@@ -163,7 +167,7 @@ fn with_file<T>(input: &[u8], read: impl FnOnce(&File) -> T) -> T {
 }
 
 fn file_record(input: &[u8]) -> bool {
-    let Some(record) = with_file(input, file::record::Record::read_from) else { return false };
+    let Some(record) = with_file(input, Record::<file::record::Details>::read_from) else { return false };
     let _ = (record.ttl(), record.held_on_for());
     show(with_holder(Holder { ttl: Some(record.ttl()), ..Holder::from(record.who) }));
     true
@@ -267,10 +271,10 @@ fn queue(input: &[u8]) -> bool {
 fn answers_of_redis() -> Vec<Vec<u8>> {
     let who = r#"exclusive 30000 1763287200000 41 0 {"owner":"web1.4242.00ff","host":"web1","pid":4242,"user":"root","command":"x"}"#;
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-    let holder = format!("*4\r\n{}:1763287230000\r\n{}$0\r\n\r\n", bulk("web1.4242.00ff"), bulk(who));
-    let waiter = format!("*3\r\n{}:1763287230000\r\n{}", bulk("w2.1.2"), bulk(who));
+    let holder = format!("*4\r\n{}$5\r\n30000\r\n{}:1\r\n", bulk("web1.4242.00ff"), bulk(who));
+    let waiter = format!("*3\r\n{}$4\r\n6000\r\n{}", bulk("w2.1.2"), bulk(who));
     let last = String::from_utf8(last_runs().swap_remove(0)).unwrap();
-    let state = format!("*5\r\n:1763287200000\r\n{}{}{holder}{waiter}", bulk("=slots:3"), bulk(&last));
+    let state = format!("*6\r\n{}{}{}:1\r\n{holder}{waiter}", bulk("state"), bulk("slots:3"), bulk(&last));
     let mut answers = bytes(&[
         "+OK\r\n:1\r\n$-1\r\n",
         "*4\r\n$7\r\ngranted\r\n:41\r\n$-1\r\n:30000\r\n",
@@ -283,22 +287,13 @@ fn answers_of_redis() -> Vec<Vec<u8>> {
     answers
 }
 
-/// Whatever arrives in pieces means the same as in one.
+/// The crate's parser, and what we make of its values.
 fn redis_answer(input: &[u8]) -> bool {
-    const LIMIT: usize = 64 << 20;
-    let torn = resp::decode(&input[..input.len() / 2], LIMIT);
-    let whole = resp::decode(input, LIMIT);
-    if let (Ok(Some(torn)), Ok(whole)) = (&torn, &whole) {
-        assert_eq!(Some(torn), whole.as_ref());
+    let Ok(value) = redis::parse_redis_value(input) else { return false };
+    if let Ok(look) = Look::from_redis_value_ref(&value) {
+        show(look.of(&name()));
     }
-    let Ok(Some((value, used))) = whole else { return false };
-    assert!((1..=input.len()).contains(&used));
-    let _ = (value.text(), value.number::<u64>());
-    if let Value::Array(_) = &value
-        && let Some(state) = redis::status::read(&name(), &value)
-    {
-        show(state);
-    }
+    let _ = (Acquire::from_redis_value_ref(&value), Answer::from_redis_value_ref(&value));
     true
 }
 
@@ -315,13 +310,10 @@ fn answers_of_postgres() -> Vec<Vec<u8>> {
 
 fn postgres_answer(input: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(input) else { return false };
-    let contender = postgres::status::Contender::parse(text);
-    if let Ok(contender) = &contender {
-        let _ = contender.terms();
-        show(with_holder(contender.to_holder()));
-    }
-    let state = postgres::status::Status::parse(text).and_then(postgres::status::Status::into_state);
+    let contender = postgres::answer::contender(text);
+    let state = postgres::answer::state(text);
     let understood = contender.is_ok() || state.is_ok();
+    contender.map(|contender| show(with_holder(contender.into_holder()))).ok();
     state.map(show).ok();
     understood
 }
@@ -371,6 +363,7 @@ fn with_holder(holder: Holder) -> LockState {
 fn show(state: LockState) {
     let json = json_escaped(&serde_json::to_string(&state).unwrap());
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "{json}");
-    let table = Table::of(&mut None, &[state]);
+    let screen = Screen { width: Some(80), height: None, color: false, strict: true };
+    let table = LockTable::new(screen).of(&[state]);
     assert!(!table.contains(|c: char| c != '\n' && c.is_control()), "{table:?}");
 }

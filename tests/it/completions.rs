@@ -74,6 +74,9 @@ fn bash_completes_names_and_profiles() {
         ("dlock run --name=web:deploy@", "--name=web:deploy@eu "),
         ("dlock run --name web:deploy@e", "--name web:deploy@eu "),
         ("dlock status nightly-s", "status nightly-sync "),
+        ("dlock history nightly-s", "history nightly-sync "),
+        ("dlock run -n nightly-s", "run -n nightly-sync "),
+        ("dlock status --format pro", "--format prometheus "),
         ("dlock status --json web:", "--json web:deploy@eu "),
         ("dlock force-release --yes nightly-r", "--yes nightly-report "),
         ("dlock status --backend oth", "--backend other "),
@@ -102,6 +105,7 @@ fn fish_completes_names_and_profiles() {
     let other = elsewhere();
     assert_eq!(complete(&format!("dlock run -b {} --name ", other.url())), ["only-there"]);
     assert_eq!(complete("dlock acquire --name nightly-s"), ["nightly-sync"]);
+    assert_eq!(complete("dlock acquire nightly-s"), ["nightly-sync"]);
     assert_eq!(complete("dlock status --backend "), ["local", "other"]);
     assert!(complete("dlock status nightly-r").contains(&"nightly-report".to_owned()));
 }
@@ -120,6 +124,8 @@ fn zsh_completes_names_and_profiles() {
         ("dlock run --name nightly-s", "nightly-sync"),
         ("dlock run --name=web:d", "web:deploy@eu"),
         ("dlock force-release nightly-s", "nightly-sync"),
+        ("dlock run nightly-s", "nightly-sync"),
+        ("dlock check nightly-s", "nightly-sync"),
         ("dlock status --backend ot", "other"),
         ("dlock run --log j", "json"),
         (&there, "only-there"),

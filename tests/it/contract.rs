@@ -1,6 +1,7 @@
 //! What every backend must do, in the same words: one list of cases, run on each bed. A new backend is
 //! one more line at the end.
 
+mod history;
 mod holding_together;
 mod taking_away;
 
@@ -10,6 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{Bed, Dlock, Log, is_alive, lines, living_with, unique, until};
+use history::*;
 use holding_together::*;
 use taking_away::*;
 
@@ -59,6 +61,12 @@ macro_rules! on {
                 the_doctor_tries_the_backend_and_judges_it
                 a_killed_dlock_takes_its_command_along
                 a_stopped_dlock_loses_the_lock_but_never_overlaps
+                history_tells_of_the_last_runs_newest_first
+                history_is_bounded
+                a_run_whose_dlock_was_killed_has_vanished
+                history_says_who_took_a_lock_away
+                a_note_is_shown_to_others
+                what_is_forgotten_takes_no_token_back
             }
         }
     };
@@ -309,17 +317,17 @@ fn an_acquired_lock_lives_for_its_ttl_and_is_renewed_and_released_by_its_owner(b
     let held = status(bed, &name);
     assert_eq!((&held["state"], &held["holders"][0]["owner"]), (&"held".into(), &first["owner"]));
     bed.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
-    let terms = || {
+    let timing = || {
         let holder = status(bed, &name)["holders"][0].clone();
         // To the minute: some count in seconds, some from before a slow request.
         ["ttl_ms", "expires_in_ms"].map(|key| (holder[key].as_u64().unwrap() + 30_000) / 60_000)
     };
     change("renew", owner).expect(0).silently();
-    assert_eq!(terms(), [10, 10]);
+    assert_eq!(timing(), [10, 10]);
     bed.dlock().args(["renew", "--name", &name, "--owner", owner, "--ttl", "1h"]).ended().expect(0).silently();
-    assert_eq!(terms(), [60, 60]);
+    assert_eq!(timing(), [60, 60]);
     change("renew", owner).expect(0).silently();
-    assert_eq!(terms(), [60, 60]);
+    assert_eq!(timing(), [60, 60]);
     change("renew", "nobody.1.2").expect(79);
     change("release", "nobody.1.2").expect(79);
     change("release", owner).expect(0).silently();
@@ -388,3 +396,4 @@ on!(redis, crate::support::Redis::new());
 on!(redlock, crate::support::Redlock::of(3));
 on!(postgres, crate::support::Postgres::shared());
 on!(zookeeper, crate::support::ZooKeeperBed::shared());
+on!(valkey, crate::support::Redis::valkey());

@@ -49,23 +49,89 @@ fn status_is_drawn_again_in_its_place_until_interrupted() {
     terminal.expect("same");
 }
 
-/// Eighty columns are enough for a name, a state, a token and the beginning of a holder.
+/// Eighty columns are enough for a name, a state, since when, and the beginning of a holder; held locks come first.
 #[test]
 fn a_narrow_terminal_gets_a_line_for_each_lock() {
     let (bed, name) = (FileBed::new(), "nightly-report-of-sales");
     let long = "--option ".repeat(20);
     let held = bed.dlock().run(name).args(["--", "sh", "-c", "echo up; exec sleep 1000", &long]).spawn();
     until("the command to run", || held.stdout().contains("up"));
-    bed.dlock().run("other").sh("exit 3").ended().expect(3);
+    bed.dlock().run("a-free-one").sh("exit 3").ended().expect(3);
     let mut terminal = terminal(&bed);
     terminal.type_line("stty cols 80 rows 24; $DLOCK status");
     terminal.expect("HOLDER\r\n");
     terminal.expect(&format!("{name}  held   "));
     terminal.expect(&format!(":{} sh", held.pid()));
-    terminal.expect("…\r\nother ");
+    terminal.expect("…\r\na-free-one ");
     terminal.expect("last run: exit 3");
+    terminal.type_line("$DLOCK status --held; echo fi''ne");
+    terminal.expect(&format!("{name}  held"));
+    terminal.expect("…\r\nfine");
+    terminal.type_line("$DLOCK status --color always a-*");
+    terminal.expect("a-free-one  free");
+    terminal.type_line("$DLOCK status --color always --held");
+    terminal.expect("\u{1b}[32mheld\u{1b}[0m");
+    terminal.type_line("$DLOCK status 'b*'");
+    terminal.expect("no lock has such a name");
     let piped = bed.dlock().arg("status").ended().expect(0).stdout;
     assert!(piped.contains(long.trim_end()) && piped.contains("EXPIRES IN"), "{piped}");
+}
+
+/// More locks than lines: the head stays, and nothing scrolls.
+#[test]
+fn a_short_terminal_shows_what_fits() {
+    let bed = FileBed::new();
+    (0..9).for_each(|n| drop(bed.dlock().run(&format!("lock-{n}")).sh("exit 0").ended().expect(0)));
+    let mut terminal = terminal(&bed);
+    terminal.type_line("stty cols 60 rows 8; $DLOCK status --watch=100ms");
+    for _ in 0..2 {
+        terminal.expect(&format!("{REDRAW}NAME"));
+        terminal.expect("lock-3");
+        terminal.expect("\r\n… and 5 more\r\n\u{1b}[H");
+    }
+    terminal.press(CTRL_C);
+}
+
+/// One lock on a terminal is described, with what to do about it.
+#[test]
+fn one_lock_is_described() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let mut terminal = terminal(&bed);
+    terminal.type_line("$DLOCK status x");
+    terminal.expect("free, no run on record under this name");
+    bed.dlock().run("x").sh("exit 3").ended().expect(3);
+    let held = bed.dlock().run("x").args(["--note", "see \u{1b}[2J"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let waiter = bed.dlock().run("x").sh("exit 0").spawn();
+    until("a waiter", || bed.dlock().args(["status", "--json", "x"]).ended().stdout.contains("waiting_since\":\"2"));
+    let mut lines = vec![format!("x on {}\r\n", bed.url()), "state      held\r\n".into()];
+    lines.push(format!(":{} ", held.pid()));
+    lines.extend(["note       see \\u{1b}[2J", "since      20", "lease      30s", "token  "].map(String::from));
+    lines.push(format!(":{} sh", waiter.pid()));
+    lines.extend(["last runs  20", "exit 3 after ", "next       dlock force-release x --reason"].map(String::from));
+    terminal.type_line("$DLOCK status x");
+    lines.iter().for_each(|line| terminal.expect(line));
+    terminal.type_line("$DLOCK status -b $DLOCK_BACKEND --name x");
+    terminal.expect(&format!("dlock history -b '{}' x", bed.url()));
+    // Said how, or piped, it is a table.
+    terminal.type_line("$DLOCK status --format table x");
+    terminal.expect("NAME");
+    assert!(bed.dlock().args(["status", "x"]).ended().stdout.starts_with("NAME"));
+}
+
+#[test]
+fn history_is_a_table_with_bars_on_a_terminal() {
+    let bed = FileBed::new();
+    bed.dlock().run("x").args(["--once", "today"]).sh("exit 4").ended().expect(4);
+    let piped = bed.dlock().args(["history", "x"]).ended().expect(0).silently().stdout;
+    assert!(piped.starts_with("STARTED (UTC)") && piped.contains("exit 4") && piped.contains("once: today"), "{piped}");
+    assert!(piped.contains("1 run: median ") && piped.ends_with("none succeeded\n") && !piped.contains('█'), "{piped}");
+    let mut terminal = terminal(&bed);
+    terminal.type_line("stty cols 120; $DLOCK history x");
+    terminal.expect("████████████████");
+    terminal.expect("exit 4");
+    let unused = bed.dlock().args(["history", "unused"]).ended().expect(0).stdout;
+    assert_eq!(unused, "unused: no run on record\n");
 }
 
 #[test]
@@ -112,6 +178,9 @@ fn a_reader_who_has_seen_enough_is_no_failure() {
         &["run", "--name", "x", "--explain"],
         &["words", "names"],
         &["force-release", "x"],
+        &["history", "x"],
+        &["check", "x"],
+        &["status", "--format", "prometheus"],
     ] {
         let (reader, writer) = nix::unistd::pipe().unwrap();
         drop(reader);

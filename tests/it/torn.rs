@@ -11,9 +11,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::support::etcd::Etcd;
 use crate::support::{
-    Bed, Dlock, Log, Postgres, Proxy, Redis, Tear, ZooKeeperBed, overlaps, to_the_end, tokens_grow, unique, until,
+    Dlock, Log, PLACES, Place, Proxy, Started, Tear, overlaps, to_the_end, tokens_grow, unique, until,
 };
 
 /// So many runs at once, in the ordinary tests and in the long one: most of their time they wait for a lease.
@@ -49,43 +48,27 @@ struct Outcome {
 /// Where a server is.
 #[derive(Clone, Copy, Debug)]
 struct Ground {
+    place: &'static Place,
     port: u16,
-    /// `{}` is for the host and its port.
-    url: &'static str,
 }
 
-const BACKENDS: [&str; 4] = ["redis", "etcd", "zookeeper", "postgres"];
+/// Those with one server, which can be alone.
+fn places() -> Vec<&'static Place> {
+    PLACES.into_iter().filter(|place| place.hosts == 1 && place.covered).collect()
+}
 
 impl Ground {
     /// And the server, which lives as long as it is kept.
-    fn open(backend: &str) -> (Ground, Box<dyn Bed>) {
-        let (port, url, server): (u16, _, Box<dyn Bed>) = match backend {
-            "redis" => {
-                let server = Redis::new();
-                (server.port(), "redis://{}", Box::new(server))
-            }
-            "etcd" => {
-                let server = Etcd::new();
-                (server.port(), "etcd://{}", Box::new(server))
-            }
-            "zookeeper" => {
-                let server = ZooKeeperBed::new("");
-                (server.port, "zookeeper://{}", Box::new(server))
-            }
-            "postgres" => {
-                let server = Postgres::with(&[]);
-                (server.port(), "postgres://postgres@{}/postgres", Box::new(server))
-            }
-            _ => panic!("not one of: {}", BACKENDS.join("; ")),
-        };
-        let ground = Ground { port, url };
+    fn open(place: &'static Place) -> (Ground, Started) {
+        let started = (place.start)(super::support::Ground::Plain);
+        let ground = Ground { place, port: started.servers[0].port() };
         // Whatever is made at the first use is no part of the conversation.
-        until("a first run", || ground.dlock(port).run("first").sh("exit 0").ended().code == Some(0));
-        (ground, server)
+        until("a first run", || ground.dlock(ground.port).run("first").sh("exit 0").ended().code == Some(0));
+        (ground, started)
     }
 
     fn dlock(&self, port: u16) -> Dlock {
-        Dlock::new().env("DLOCK_BACKEND", self.url.replace("{}", &format!("127.0.0.1:{port}")))
+        Dlock::new().env("DLOCK_BACKEND", self.place.url(&[port], Path::new("")))
     }
 
     /// How many bytes of answers a whole conversation has.
@@ -205,12 +188,11 @@ fn answers_that_break_off_at_any_byte_break_no_promise() {
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     let every = std::env::var("DLOCK_TORN_EVERY").ok().and_then(|every| every.parse().ok()).unwrap_or(1);
     let every = named.is_some().then_some(every);
-    let backends = match named.as_deref() {
-        None | Some("") => BACKENDS.to_vec(),
-        Some(one) => vec![one],
-    };
-    let grounds: Vec<(Ground, Box<dyn Bed>)> = backends.iter().map(|backend| Ground::open(backend)).collect();
-    let tallies: Vec<Mutex<Tally>> = backends.iter().map(|_| Mutex::default()).collect();
+    let mut places = places();
+    places.retain(|place| named.as_deref().is_none_or(|name| name.is_empty() || place.name == name));
+    assert!(!places.is_empty(), "not one of redis, etcd …: {named:?}");
+    let grounds: Vec<(Ground, Started)> = places.iter().map(|place| Ground::open(place)).collect();
+    let tallies: Vec<Mutex<Tally>> = places.iter().map(|_| Mutex::default()).collect();
     let cases = grounds
         .iter()
         .zip(&tallies)
@@ -231,8 +213,8 @@ fn answers_that_break_off_at_any_byte_break_no_promise() {
          | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     let mut wrong = Vec::new();
-    for (backend, tally) in backends.iter().zip(tallies) {
-        let tally = tally.into_inner().unwrap();
+    for (place, tally) in places.iter().zip(tallies) {
+        let (backend, tally) = (place.name, tally.into_inner().unwrap());
         table += &tally.markdown(backend);
         wrong.extend(tally.wrong.into_iter().map(|what| format!("{backend}: {what}")));
     }

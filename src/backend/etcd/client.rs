@@ -19,11 +19,11 @@ use super::watch::{Stream, Watch};
 use crate::backend::{Address, Patience, tls};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::Term;
+use crate::lock::Grant;
 
 /// For a queue with very many waiters; the library's own limit of 4 MB is reached by some ten thousand.
 const LARGEST_ANSWER: usize = 64 << 20;
-/// How long a release waits for the end of a lease that nothing hangs on any more.
+/// How long a release waits for the end of its lease, which has no key any more.
 const TIDY: Duration = Duration::from_millis(200);
 
 pub struct Members {
@@ -31,10 +31,12 @@ pub struct Members {
     options: ConnectOptions,
     uses_tls: bool,
     patience: Patience,
-    /// Whom to turn to when there is no connection.
+    /// The member to connect to next.
     next: usize,
-    /// Whether anybody ever answered.
+    /// Whether any member ever answered.
     answered: bool,
+    /// The first verb was answered, all of it: from then on, members get the shorter patience of later requests.
+    pub connected: bool,
     connection: Option<Connection>,
 }
 
@@ -46,7 +48,7 @@ struct Connection {
 
 /// A lease that the server says it has set or extended.
 pub struct Extended {
-    term: Term,
+    grant: Grant,
     /// The leader's raft term; `None` for what a majority agreed on, as it does on a new lease.
     raft_term: Option<u64>,
 }
@@ -54,16 +56,16 @@ pub struct Extended {
 impl Extended {
     fn new(from: Instant, ttl: i64, raft_term: Option<u64>) -> Extended {
         let ttl = Duration::from_secs(ttl.unsigned_abs());
-        Extended { term: Term { from, ttl, slack: Duration::ZERO }, raft_term }
+        Extended { grant: Grant { from, ttl, slack: Duration::ZERO }, raft_term }
     }
 
     /// The lease, if a later linearizable read shows that the same leader was in office all the time: a deposed one
     /// goes on confirming renewals that its successor knows nothing of.
-    pub fn confirmed_in(self, raft_term: u64) -> Result<Term> {
+    pub fn confirmed_in(self, raft_term: u64) -> Result<Grant> {
         if self.raft_term.is_some_and(|extended_in| extended_in != raft_term) {
             return Err(Fault::Unreachable.because("etcd changed its leader while the lease was renewed"));
         }
-        Ok(self.term)
+        Ok(self.grant)
     }
 }
 
@@ -87,7 +89,16 @@ impl Members {
             (None, Some(_)) => return Err(Fault::Config.because("there is a password for etcd but no user name")),
             (None, None) => {}
         }
-        Ok(Members { endpoints, options, uses_tls, patience, next: 0, answered: false, connection: None })
+        Ok(Members {
+            endpoints,
+            options,
+            uses_tls,
+            patience,
+            next: 0,
+            answered: false,
+            connected: false,
+            connection: None,
+        })
     }
 
     /// Asks one member after the other until one answers. What is asked must be safe to ask twice.
@@ -175,7 +186,7 @@ impl Members {
         }
     }
 
-    /// Turns to another member next time.
+    /// Gives up the connection; the next one is to another member.
     pub fn leave(&mut self) {
         self.connection = None;
     }
@@ -187,7 +198,7 @@ impl Members {
             Ok(Extended::new(from, answer.ttl(), None))
         });
         match granted.await {
-            // An earlier request of ours was not answered, but applied, and who knows when.
+            // An earlier request of ours was applied at an unknown time, but not answered.
             Err(error) if Refusal::of(&error) == Some(Refusal::LeaseExists) => {
                 self.keep_alive(lease).await?.context("our lease ran out while we asked for it")
             }
@@ -222,7 +233,7 @@ impl Members {
         extended.await
     }
 
-    /// Ends a lease, and deletes whatever hangs on it.
+    /// Ends a lease, and deletes all keys that are attached to it.
     pub async fn revoke_lease(&mut self, lease: i64) -> Result<()> {
         match self.call(async |mut client| client.lease_revoke(lease).await.map(drop)).await {
             Err(error) if Refusal::of(&error) != Some(Refusal::NoSuchLease) => Err(error),
@@ -230,7 +241,8 @@ impl Members {
         }
     }
 
-    /// The same for a lease that nothing hangs on any more: whether it works makes no difference to any lock.
+    /// Ends a lease that has no key any more, so that it does not stay until its ttl is over. Whether that works makes no
+    /// difference to any lock.
     pub async fn tidy(&mut self, lease: i64) {
         let _ = timeout(TIDY, self.beside(async |mut client| client.lease_revoke(lease).await)).await;
     }
@@ -246,8 +258,8 @@ impl Members {
         Client::connect([endpoint], Some(self.options.clone())).await
     }
 
-    /// In TLS 1.3 a server looks at our certificate after the handshake is done for us, and the library
-    /// keeps the alert to itself: all we see is that a member hangs up before it ever answered.
+    /// In TLS 1.3 a server checks our certificate after our side of the handshake is done, and the library does not pass
+    /// the alert on: all we see is that a member hangs up before it ever answered.
     fn was_hung_up_on(&self, error: &Error) -> bool {
         let hung_up = |status: &Status| matches!(status.code(), Code::Cancelled | Code::Unknown);
         self.uses_tls && !self.answered && matches!(error, Error::GRpcStatus(status) if hung_up(status))
@@ -261,7 +273,7 @@ impl Members {
 
     /// How long all of them may take: less than our callers wait, to whom we say what each of them did.
     fn whole(&self) -> Duration {
-        let patience = if self.answered { self.patience.attempt } else { self.patience.connect };
+        let patience = if self.connected { self.patience.attempt } else { self.patience.connect };
         patience - patience / 20
     }
 }
@@ -272,7 +284,7 @@ fn seconds(ttl: Duration) -> i64 {
 }
 
 fn tls_options(address: &Address) -> Result<TlsOptions> {
-    // The library would find out only when it connects, and not say what is wrong with which file.
+    // The library would notice only when it connects, and would not say what is wrong with which file.
     tls::client_config(address)?;
     let read = |key: &str| -> Result<Option<Vec<u8>>> {
         let Some(path) = address.param(key) else { return Ok(None) };

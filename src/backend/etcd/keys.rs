@@ -1,8 +1,9 @@
-//! Where everything lies on the server.
+//! The keys on the server.
 //!
 //! ```text
 //! dlock/NAME/<lease id in hex>          a contender; foreign mutexes put theirs here too
-//! dlock-meta/runs/NAME/last             how the last run ended
+//! dlock-meta/runs/NAME/last             how the last runs ended
+//! dlock-meta/runs/NAME/noted/<token>    what to have on record of a run if its holder vanishes
 //! dlock-meta/released/NAME              the latest token that was released
 //! dlock-meta/once/NAME/KEY              a successful run with this --once key
 //! dlock-meta/revoked/NAME/<as above>    why this contender is asked to release the lock, or why its key is gone; dies
@@ -12,7 +13,7 @@
 use anyhow::Result;
 
 use crate::exit::Fault;
-use crate::lock::LockName;
+use crate::lock::{LockName, Token};
 
 pub struct Keys {
     contenders: String,
@@ -20,7 +21,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// `prefix` is the directory that locks lie in, with or without its last slash.
+    /// `prefix` is the directory of the locks, with or without its last slash.
     pub fn under(prefix: &str) -> Result<Keys> {
         let root = prefix.trim_end_matches('/');
         if root.is_empty() {
@@ -34,7 +35,7 @@ impl Keys {
         &self.contenders
     }
 
-    /// What all keys of last runs begin with; a name and a slash follow, as they do in a contender's key.
+    /// What all keys of runs begin with; a name and a slash follow, as they do in a contender's key.
     pub fn all_last_runs(&self) -> String {
         format!("{}/runs/", self.meta)
     }
@@ -50,6 +51,15 @@ impl Keys {
 
     pub fn last_run(&self, name: &LockName) -> String {
         format!("{}{}/last", self.all_last_runs(), name.encoded())
+    }
+
+    /// What the notes of one lock's runs begin with.
+    pub fn all_noted(&self, name: &LockName) -> String {
+        format!("{}{}/noted/", self.all_last_runs(), name.encoded())
+    }
+
+    pub fn noted(&self, name: &LockName, token: Token) -> String {
+        format!("{}{token}", self.all_noted(name))
     }
 
     pub fn released(&self, name: &LockName) -> String {
@@ -72,9 +82,9 @@ impl Keys {
     }
 }
 
-/// The id of the lease that an owner's place in a queue hangs on. We choose it ourselves, the same one
-/// every time, so that a grant whose answer was lost is found again, by another process too. FNV-1a:
-/// short, and the same in every version of dlock.
+/// The id of the lease that an owner's key is attached to. We choose it ourselves, the same one every time, so that a
+/// grant whose answer was lost is found again, by another process too. FNV-1a: short, and the same in every version of
+/// dlock.
 pub fn lease_id(name: &LockName, owner: &str) -> i64 {
     let text = format!("{name} {owner}");
     let hash = text
@@ -94,7 +104,14 @@ mod tests {
         let name: LockName = "job/sub".parse().unwrap();
         assert_eq!(keys.contender(&name, 0x1f), "dlock/job%2Fsub/1f");
         assert_eq!(keys.mark(&name, b"dlock/job%2Fsub/1f"), b"dlock-meta/revoked/job%2Fsub/1f");
-        for other in [keys.last_run(&name), keys.released(&name), keys.once(&name, "k"), keys.marks(&name)] {
+        let others = [
+            keys.last_run(&name),
+            keys.all_noted(&name),
+            keys.released(&name),
+            keys.once(&name, "k"),
+            keys.marks(&name),
+        ];
+        for other in others {
             assert!(!other.starts_with(keys.all_contenders()), "{other}");
         }
         assert_eq!(Keys::under("team/locks").unwrap().contender(&name, 1), "team/locks/job%2Fsub/1");

@@ -1,7 +1,7 @@
 //! etcd: a queue of contenders' keys, each alive as long as its owner's lease.
 //!
 //! The lowest create revision holds, as in Go's `concurrency.Mutex` and `etcdctl lock`, whose keys stand
-//! in the same queue. See [`keys`] for where things lie. The token is the create revision of our key,
+//! in the same queue. See [`keys`] for the keys. The token is the create revision of our key,
 //! or with slots the revision at which we took the slot.
 //!
 //! etcd 3.4.23 may confirm the renewal of a lease that is revoked or that another leader looks after,
@@ -13,9 +13,11 @@ mod errors;
 mod keys;
 pub mod queue;
 mod recipe;
+mod runs;
 mod status;
 mod watch;
 
+use std::collections::{BTreeSet, btree_set};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -27,10 +29,11 @@ use self::keys::Keys;
 pub use self::keys::lease_id;
 use self::queue::Reads;
 use self::recipe::Place;
-use self::status::Listing;
+use self::runs::Granted;
 use self::watch::{Watch, WatchEvent};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::exit::Fault;
 use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, messages};
@@ -43,12 +46,14 @@ pub struct Etcd {
     pub members: Members,
     pub keys: Keys,
     place: Option<Place>,
+    granted: Option<Granted>,
     watch: Watch,
-    /// What to tell others when there is time: a waiter that is granted the lock starts its command first.
+    /// What to write for others when there is time: a waiter that is granted the lock starts its command first.
     pub announcement: Option<Txn>,
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
-    listing: Listing,
+    /// What of a list of all locks is still to come.
+    listing: btree_set::IntoIter<LockName>,
 }
 
 impl Etcd {
@@ -60,10 +65,11 @@ impl Etcd {
             members: Members::at(address, patience)?,
             keys: Keys::under(address.param("prefix").unwrap_or("dlock/"))?,
             place: None,
+            granted: None,
             watch: Watch::default(),
             announcement: None,
             seen: SeenHolders::default(),
-            listing: Listing::default(),
+            listing: BTreeSet::new().into_iter(),
         })
     }
 }
@@ -71,10 +77,12 @@ impl Etcd {
 #[async_trait(?Send)]
 impl Backend for Etcd {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        self.contend(ask).await
+        let attempt = self.contend(ask).await;
+        self.members.connected |= attempt.is_ok();
+        attempt
     }
 
-    /// Heals its own connection, with pauses, and never fails: the verbs will tell.
+    /// Reconnects by itself, with pauses, and never fails: the other verbs report what is wrong.
     async fn changed(&mut self) -> Result<()> {
         if let Some(announcement) = self.announcement.as_ref() {
             let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
@@ -112,7 +120,8 @@ impl Backend for Etcd {
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        self.give_up_place(ask).await
+        self.give_up_place(ask).await?;
+        self.take_note_back(&ask.name).await
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -123,17 +132,21 @@ impl Backend for Etcd {
         let key = self.keys.contender(&lease.name, id);
         let look = [TxnOp::get(key.as_str(), None), TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None)];
         let mut reads = Reads::of(&self.members.transact(Txn::new().and_then(look)).await?)?;
-        let term = extended.confirmed_in(reads.raft_term)?;
+        let grant = extended.confirmed_in(reads.raft_term)?;
         self.watch.seen_until(reads.revision);
         Ok(match (reads.entries()?.pop(), reads.value()?) {
-            (None, Some(reason)) => Renewal::Taken(reason),
+            (None, Some(reason)) => Renewal::ForceReleased(reason),
             (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
             (Some(key), _) if key.token() != lease.token => {
                 Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {}", key.token()))
             }
             (_, Some(reason)) => Renewal::Revoked(reason),
-            (Some(_), None) => Renewal::Held(term),
+            (Some(_), None) => Renewal::Held(grant),
         })
+    }
+
+    async fn note_start(&mut self, lease: &Lease) -> Result<()> {
+        self.note(lease).await
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -146,6 +159,10 @@ impl Backend for Etcd {
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
         self.state_of(name).await
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        self.forget_runs(name, what).await
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {

@@ -1,5 +1,5 @@
-//! The queue of a lock as etcd keeps it: contenders' keys in the order of their create revisions. Whoever stores no
-//! record of ours is another program's mutex, which wants the lock for itself alone.
+//! The queue of a lock as etcd keeps it: contenders' keys in the order of their create revisions. A key without a record
+//! of ours is another program's mutex, which wants the lock exclusively.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +13,7 @@ use crate::lock::{Contender, Contends, Identity, Mode, Record, Token};
 /// A contender's key.
 pub struct Entry {
     pub key: Vec<u8>,
-    /// What its key dies with.
+    /// The key is deleted when this lease ends.
     pub lease: i64,
     pub created: i64,
     pub modified: i64,
@@ -31,7 +31,7 @@ pub struct Details {
     held_since: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
-    /// Set by those that leave their key behind them; with slots the key then shows the token no more.
+    /// Set by those that leave their key behind; with slots the key's revision is then no longer the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<Token>,
 }
@@ -83,6 +83,11 @@ impl Entry {
     pub fn token(&self) -> Token {
         let shown = if self.slot().is_some() { self.modified } else { self.created };
         self.details().and_then(|details| details.token).unwrap_or(Token(shown.unsigned_abs()))
+    }
+
+    /// Whether this may be its token, if only the key was read.
+    pub fn may_have(&self, token: Token) -> bool {
+        [self.token().0, self.created.unsigned_abs(), self.modified.unsigned_abs()].contains(&token.0)
     }
 
     /// Whether its process is gone, and the key stays until its lease ends.

@@ -3,18 +3,19 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
 use super::errors::Refusal;
 use super::keys::lease_id;
 use super::queue::{Details, Entry, Reads};
+use super::runs::{Granted, Runs};
 use super::watch::WatchedKey;
 use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, taken_away};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::queue::{free_slot, may_hold, watched};
-use crate::lock::{Contends, LastRun, LockName, Mode, Record, SeenHolders, Term, Token, messages};
+use crate::lock::{Contends, Grant, Holder, LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
 use crate::report::describe;
 
 /// Our place in a queue.
@@ -23,12 +24,12 @@ pub(super) struct Place {
     lease: i64,
     /// The create revision of our key, which is our place in the order; `None` if it was not made.
     created: Option<i64>,
-    term: Term,
+    grant: Grant,
 }
 
 impl Place {
     fn next_keep_alive(&self) -> Instant {
-        self.term.from + self.term.ttl / 3
+        self.grant.from + self.grant.ttl / 3
     }
 }
 
@@ -38,7 +39,7 @@ pub struct Look {
     entries: Vec<Entry>,
     /// The latest token that was released.
     released: Option<Token>,
-    last_run: Option<Token>,
+    runs: Runs,
     /// Why an operator wants us to release the lock.
     mark: Option<String>,
     /// The value of the `once` key that was asked for.
@@ -48,36 +49,49 @@ pub struct Look {
 }
 
 impl Look {
+    /// Reads the answer to [`Etcd::reads`].
+    fn read(answer: &TxnResponse, ask: &Ask, place: Option<i64>) -> Result<Look> {
+        let mut reads = Reads::of(answer)?;
+        let mut entries = reads.entries()?;
+        if needs_keys_only(ask, place) {
+            let head = reads.entries()?.pop();
+            entries.first_mut().into_iter().zip(head).for_each(|(first, head)| *first = head);
+        }
+        Ok(Look {
+            entries,
+            released: reads.value()?.and_then(|token| token.parse().ok()).map(Token),
+            runs: Runs::read(&reads.range()?, &reads.range()?),
+            mark: reads.value()?,
+            once: if ask.once.is_some() { reads.value()? } else { None },
+            revision: reads.revision,
+            raft_term: reads.raft_term,
+        })
+    }
+
     fn position(&self, key: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.key == key.as_bytes())
     }
 }
 
-#[derive(PartialEq, Eq)]
-pub enum Entered {
-    Now,
-    Before,
-}
-
 impl Etcd {
     pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
         loop {
-            let (look, entered) = match self.look_again(ask).await? {
-                Some(look) => (look, Entered::Before),
+            let look = match self.look_again(ask).await? {
+                Some(look) => look,
                 None => self.enter(ask).await?,
             };
             if look.once.is_some() {
                 self.give_up_place(ask).await?;
                 return Ok(Attempt::AlreadyRan);
             }
-            let place = self.place.context("nobody takes a place without keeping it in mind")?;
+            let place = self.place.context("we have no place in the queue")?;
             let me = look.position(&self.own_key(ask));
             let ahead = &look.entries[..me.unwrap_or(look.entries.len())];
             let differs = |one: &&Entry| !one.is_foreign() && one.mode().slots() != ask.mode.slots();
             if let Some(other) = ahead.iter().find(differs) {
                 self.give_up_place(ask).await?;
                 let who = describe(&other.contender().into_holder());
-                return Ok(Attempt::OtherTerms(messages::other_slots(who, other.mode(), ask.mode)));
+                return Ok(Attempt::OtherSlots(messages::other_slots(who, other.mode(), ask.mode)));
             }
             let is_present = |key: &str| look.position(key).is_some();
             let vanished = self.seen.may_run_until(clock::now(), is_present, look.released);
@@ -102,24 +116,29 @@ impl Etcd {
                 },
                 Mode::Exclusive | Mode::Shared => (me.token(), None),
             };
-            if slot.is_none() && entered == Entered::Before {
+            // Unless our key was made in the transaction that we look at.
+            if slot.is_none() && me.created != look.revision {
                 self.announcement = Some(announcement(me)?);
             }
             self.seen = SeenHolders::default();
-            let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
-            return Ok(Attempt::Granted(Lease { name, owner, token, slot, term: place.term, descriptors: Vec::new() }));
+            let acquired_at = Some(clock::wall());
+            let holder = Holder { fencing_token: Some(token), acquired_at, ..ask.who.clone().into() };
+            let (runs, note) = (look.runs.vanished(&look.entries, token), LastRun::vanished(&holder));
+            self.granted = Some(Granted { token, runs, note, is_noted: false });
+            let (name, owner, descriptors) = (ask.name.clone(), ask.who.owner.clone(), Vec::new());
+            return Ok(Attempt::Granted(Lease { name, owner, token, slot, grant: place.grant, descriptors }));
         }
     }
 
     /// Takes a place at the end of the queue, or finds the one we have. The answer may lack us: if the
     /// `once` key is on record, or if we must not wait and would have to.
-    pub async fn enter(&mut self, ask: &Ask) -> Result<(Look, Entered)> {
+    pub async fn enter(&mut self, ask: &Ask) -> Result<Look> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
         let extended = self.members.grant_lease(lease, ask.ttl).await?;
         let key = self.own_key(ask);
         let record = Record::waiting(&ask.who, ask.mode, ask.ttl).to_json();
         let mut seen = 0;
-        let (look, entered) = loop {
+        let look = loop {
             let mut unless = vec![Compare::create_revision(key.as_str(), CompareOp::Equal, 0)];
             unless.extend(self.once_key(ask).map(|once| Compare::create_revision(once, CompareOp::Equal, 0)));
             if !ask.queue {
@@ -129,18 +148,16 @@ impl Etcd {
             let reads = self.reads(ask, None);
             let then: Vec<_> = std::iter::once(put).chain(reads.clone()).collect();
             let answer = self.members.transact(Txn::new().when(unless).and_then(then).or_else(reads)).await?;
-            let look = read_look(Reads::of(&answer)?, ask)?;
-            if answer.succeeded() {
-                break (look, Entered::Now);
-            }
-            if look.position(&key).is_some() || look.once.is_some() || !may_hold(ask.mode, &look.entries) {
-                break (look, Entered::Before);
+            let look = Look::read(&answer, ask, None)?;
+            let is_settled = look.position(&key).is_some() || look.once.is_some();
+            if answer.succeeded() || is_settled || !may_hold(ask.mode, &look.entries) {
+                break look;
             }
             seen = look.revision;
         };
         let created = look.position(&key).map(|me| look.entries[me].created);
-        self.place = Some(Place { lease, created, term: extended.confirmed_in(look.raft_term)? });
-        Ok((look, entered))
+        self.place = Some(Place { lease, created, grant: extended.confirmed_in(look.raft_term)? });
+        Ok(look)
     }
 
     /// Keeps the place we have and looks at the queue as far as it matters; `None` if we have no place, or have it no
@@ -155,21 +172,19 @@ impl Etcd {
                 return Ok(None);
             }
         }
-        // Slots may have been taken behind us.
-        let as_far_as_us = place.created.filter(|_| !matches!(ask.mode, Mode::Slots(_)));
-        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, as_far_as_us))).await?;
-        let look = read_look(Reads::of(&answer)?, ask)?;
+        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, place.created))).await?;
+        let look = Look::read(&answer, ask, place.created)?;
         if look.position(&self.own_key(ask)).is_none() {
             return Ok(None);
         }
         if let Some(extended) = extended {
-            place.term = extended.confirmed_in(look.raft_term)?;
+            place.grant = extended.confirmed_in(look.raft_term)?;
         }
         self.place = Some(place);
         Ok(Some(look))
     }
 
-    /// Who is in the way, and until when to wait for a sign of their end.
+    /// Who holds the lock, and until when to wait for a change.
     async fn wait(&mut self, ask: &Ask, place: Place, look: &Look, ahead: &[Entry]) -> Result<Busy> {
         let mut ask_again = place.next_keep_alive();
         if ask.queue {
@@ -193,8 +208,8 @@ impl Etcd {
         self.watch.set(keys, seen);
     }
 
-    /// Remembers an exclusive holder, should it vanish. Whoever is next asks how long its lease lasts, so that it need
-    /// not wait for one that ended by itself, and has to look again in time to see the last renewal.
+    /// Remembers an exclusive holder, in case it vanishes. The next in the queue also asks how long its lease lasts, so
+    /// that it need not wait for one that ended by itself, and looks again in time to see the last renewal.
     async fn see_holder(&mut self, mode: Mode, ahead: &[Entry]) -> Option<Instant> {
         let (holder, others) = ahead.split_first()?;
         if holder.mode() != Mode::Exclusive || holder.is_left_behind() {
@@ -220,7 +235,8 @@ impl Etcd {
             Mode::Exclusive => me.token(),
             Mode::Shared | Mode::Slots(_) => Token(look.revision.unsigned_abs() + 1),
         };
-        let Some(recorded) = messages::newer_on_record(newest, look.released.into_iter().chain(look.last_run)) else {
+        let last_run = look.runs.history.runs.first().map(|run| run.fencing_token);
+        let Some(recorded) = messages::newer_on_record(newest, look.released.into_iter().chain(last_run)) else {
             return Ok(());
         };
         self.give_up_place(ask).await?;
@@ -261,9 +277,7 @@ impl Etcd {
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let id = lease_id(&lease.name, lease.owner.as_str());
         let key = self.keys.contender(&lease.name, id);
-        let mut then = self.put_record(&lease.name, ending.last_run.as_ref());
-        then.push(self.put_released(&lease.name, lease.token));
-        then.push(match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
+        let let_go = match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
             None => TxnOp::delete(key.as_str(), None),
             Some(rest) => {
                 let answer = self.members.transact(Txn::new().and_then([TxnOp::get(key.as_str(), None)])).await?;
@@ -271,29 +285,48 @@ impl Etcd {
                 let Some(record) = own.record else { bail!(messages::overwritten(&key)) };
                 self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
             }
-        });
-        let traces = [
-            TxnOp::get(key.as_str(), None),
-            TxnOp::get(self.keys.last_run(&lease.name), None),
-            TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None),
-        ];
-        let release = Txn::new().when([still_ours(&key, lease)]).and_then(then).or_else(traces);
-        let answer = self.members.transact(release).await?;
-        if !answer.succeeded() {
+        };
+        let granted = self.granted.as_ref().filter(|granted| granted.token == lease.token);
+        let mut runs = granted.map(|granted| granted.runs.clone()).unwrap_or_default();
+        // Once more whenever another holder or an operator has written the history since.
+        loop {
+            let note = self.delete_note(&lease.name, lease.token);
+            let (mut when, mut then) = (
+                vec![still_ours(&key, lease)],
+                vec![let_go.clone(), self.put_released(&lease.name, lease.token), note],
+            );
+            if let Some(run) = &ending.last_run {
+                when.push(self.unchanged(&lease.name, &runs));
+                then.extend(self.put_run(&lease.name, &runs, run, ending.keep));
+            }
+            let mut traces = vec![
+                TxnOp::get(key.as_str(), None),
+                TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None),
+                TxnOp::get(self.keys.queue(&lease.name), Some(in_order().with_keys_only())),
+            ];
+            traces.extend(self.read_runs(&lease.name));
+            let answer = self.members.transact(Txn::new().when(when).and_then(then).or_else(traces)).await?;
+            if answer.succeeded() {
+                break;
+            }
             let mut reads = Reads::of(&answer)?;
-            let (own, last_run, mark) = (reads.entries()?.pop(), reads.value()?, reads.value()?);
+            let (own, mark, queue) = (reads.entries()?.pop(), reads.value()?, reads.entries()?);
+            runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, lease.token);
             // An earlier try may have been applied without an answer: it left our key behind, or our record.
-            let left_behind = own.as_ref().is_some_and(|own| own.is_left_behind() && own.token() == lease.token);
-            let recorded = last_run.is_some() && last_run == ending.last_run.as_ref().map(LastRun::to_json);
-            if !left_behind && !recorded {
-                return Ok(mark.filter(|_| own.is_none()).map_or(Released::NotOurs, Released::Taken));
+            let is_ours = own.as_ref().is_some_and(|own| own.token() == lease.token);
+            let left_behind = own.as_ref().is_some_and(|own| is_ours && own.is_left_behind());
+            if left_behind || ending.last_run.as_ref().is_some_and(|run| runs.history.has_ending(run)) {
+                break;
+            }
+            if !is_ours {
+                return Ok(mark.filter(|_| own.is_none()).map_or(Released::NotOurs, Released::ForceReleased));
             }
         }
         self.members.tidy(id).await;
         Ok(Released::Done)
     }
 
-    /// Hangs a key on a lease that nobody renews: our own cannot be made longer than it is. The key keeps its place in
+    /// Attaches a key to a new lease that nobody renews: the ttl of our own cannot be changed. The key keeps its place in
     /// the queue, so that other programs wait for its end as well.
     pub(super) async fn put_on_new_lease(
         &mut self,
@@ -310,28 +343,25 @@ impl Etcd {
         TxnOp::put(self.keys.released(name), token.to_string(), None)
     }
 
-    pub(super) fn put_record(&self, name: &LockName, last_run: Option<&LastRun>) -> Vec<TxnOp> {
-        let Some(last_run) = last_run else { return Vec::new() };
-        let once = last_run.once.as_deref().filter(|_| last_run.succeeded());
-        let once = once.map(|once| TxnOp::put(self.keys.once(name, once), last_run.fencing_token.to_string(), None));
-        let run = TxnOp::put(self.keys.last_run(name), last_run.to_json(), None);
-        std::iter::once(run).chain(once).collect()
-    }
-
-    /// What a [`Look`] is read from: the queue, or only what is not behind `place`, and what is beside it.
+    /// What a [`Look`] is read from. A contender that has a `place` reads the queue no further than that, unless it wants
+    /// a slot: slots may have been taken behind it.
     fn reads(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
-        let mut queue = in_order();
-        if let Some(created) = place {
+        let (name, mut queue) = (&ask.name, in_order());
+        if let Some(created) = place.filter(|_| !matches!(ask.mode, Mode::Slots(_))) {
             queue = queue.with_max_create_revision(created);
         }
-        let single = [
-            self.keys.released(&ask.name).into_bytes(),
-            self.keys.last_run(&ask.name).into_bytes(),
-            self.keys.mark(&ask.name, self.own_key(ask).as_bytes()),
-        ];
-        let single = single.into_iter().chain(self.once_key(ask).map(String::into_bytes));
-        let queue = TxnOp::get(self.keys.queue(&ask.name), Some(queue));
-        std::iter::once(queue).chain(single.map(|key| TxnOp::get(key, None))).collect()
+        let mut reads = Vec::new();
+        if needs_keys_only(ask, place) {
+            reads.push(TxnOp::get(self.keys.queue(name), Some(queue.clone().with_keys_only())));
+            queue = queue.with_limit(1);
+        }
+        reads.push(TxnOp::get(self.keys.queue(name), Some(queue)));
+        let mark = self.keys.mark(name, self.own_key(ask).as_bytes());
+        reads.push(TxnOp::get(self.keys.released(name), None));
+        reads.extend(self.read_runs(name));
+        reads.push(TxnOp::get(mark, None));
+        reads.extend(self.once_key(ask).map(|once| TxnOp::get(once, None)));
+        reads
     }
 
     fn once_key(&self, ask: &Ask) -> Option<String> {
@@ -343,35 +373,29 @@ impl Etcd {
     }
 
     /// Nobody came, to hold the lock or to wait for it, since this revision.
-    fn nobody_came(&self, name: &LockName, since: i64) -> Compare {
+    pub(super) fn nobody_came(&self, name: &LockName, since: i64) -> Compare {
         Compare::mod_revision(self.keys.queue(name), CompareOp::Less, since + 1).with_prefix()
     }
 
-    /// What may happen to whoever is first in the queue.
+    /// What may happen to the first in the queue: its key is deleted, or an operator asks it to stop.
     fn about_us(&self, ask: &Ask, me: &Entry) -> Vec<WatchedKey> {
         let mark = self.keys.mark(&ask.name, &me.key);
         vec![WatchedKey::EndOf(me.key.clone()), WatchedKey::AnyChangeOf(mark)]
     }
 }
 
-fn read_look(mut reads: Reads, ask: &Ask) -> Result<Look> {
-    Ok(Look {
-        entries: reads.entries()?,
-        released: reads.value()?.and_then(|token| token.parse().ok()).map(Token),
-        last_run: reads.value()?.and_then(|run| LastRun::from_json(&run)).map(|run| run.fencing_token),
-        mark: reads.value()?,
-        once: if ask.once.is_some() { reads.value()? } else { None },
-        revision: reads.revision,
-        raft_term: reads.raft_term,
-    })
+/// An exclusive waiter has compared its number of slots when it came. From then on it needs no record but that of the
+/// first in the queue. Records are most of what waiters read: with many waiters, reading all of them takes the processor.
+fn needs_keys_only(ask: &Ask, place: Option<i64>) -> bool {
+    ask.mode == Mode::Exclusive && place.is_some()
 }
 
 pub(super) fn in_order() -> GetOptions {
     GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend)
 }
 
-/// Says in our key since when we hold the lock, for `status` to tell. It may arrive late, when the key has been left
-/// behind on another lease: it stays there.
+/// Writes to our key since when we hold the lock, for `status`. If it arrives late, when the key was left behind on
+/// another lease, it changes nothing.
 fn announcement(me: &Entry) -> Result<Txn> {
     let untouched = Compare::mod_revision(me.key.as_slice(), CompareOp::Equal, me.modified);
     Ok(Txn::new().when([untouched]).and_then([say_held(me, None)?]))
@@ -383,7 +407,7 @@ fn say_held(me: &Entry, slot: Option<u32>) -> Result<TxnOp> {
 }
 
 /// What is true of a lease's key as long as the lock is ours.
-fn still_ours(key: &str, lease: &Lease) -> Compare {
+pub(super) fn still_ours(key: &str, lease: &Lease) -> Compare {
     let token = i64::try_from(lease.token.0).unwrap_or(i64::MAX);
     match lease.slot {
         Some(_) => Compare::mod_revision(key, CompareOp::Equal, token),

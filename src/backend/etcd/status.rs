@@ -1,6 +1,6 @@
 //! What operators do: look at a lock, list all, move the end of one that was left behind, take one away.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -11,26 +11,17 @@ use super::errors::Refusal;
 use super::keys::lease_id;
 use super::queue::{Entry, Reads};
 use super::recipe::in_order;
-use crate::backend::{Page, Reheld, Revoke, Revoked};
+use super::runs::Runs;
+use crate::backend::{DEFAULT_HISTORY, Page, Reheld, Revoke, Revoked};
 use crate::lock::queue::holders;
-use crate::lock::{Contender, Holder, LastRun, LockName, LockState, OwnerId, messages};
+use crate::lock::{Contender, Holder, LastRun, LockName, LockState, OwnerId, Token, messages};
 
 /// How many locks are on a page.
 const PAGE: usize = 120;
-/// How many keys are looked at for their names, of contenders and of last runs each. Many: the server counts
-/// all keys that follow, every time. Fewer in tests, so that a list of theirs goes on.
-const NAMES: i64 = if cfg!(test) { 60 } else { 5000 };
-/// How many locks are read in one transaction, with three requests each: 128 are the most that etcd takes.
-const TOGETHER: usize = 40;
-
-/// How far a list of all locks has got.
-#[derive(Default)]
-pub struct Listing {
-    names: VecDeque<LockName>,
-    /// As it is encoded in a key: what comes behind it has not been read yet.
-    after: Option<String>,
-    complete: bool,
-}
+/// How many keys are read at once for their names.
+const KEYS: i64 = 5000;
+/// How many locks are read in one transaction, with four requests each: 128 are the most that etcd takes.
+const TOGETHER: usize = 30;
 
 impl Etcd {
     pub(super) async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
@@ -42,21 +33,21 @@ impl Etcd {
         let reads = names.iter().flat_map(|name| {
             let queue = TxnOp::get(self.keys.queue(name), Some(in_order()));
             let marks = TxnOp::get(self.keys.marks(name), Some(GetOptions::new().with_prefix().with_keys_only()));
-            [queue, TxnOp::get(self.keys.last_run(name), None), marks]
+            [queue, marks].into_iter().chain(self.read_runs(name))
         });
         let look = Txn::new().and_then(reads.collect::<Vec<_>>());
         let mut reads = Reads::of(&self.members.transact(look).await?)?;
         let mut states = Vec::with_capacity(names.len());
         for name in names {
-            let (queue, last_run, marks) = (reads.entries()?, reads.value()?, reads.range()?);
+            let (queue, marks) = (reads.entries()?, reads.range()?);
+            let runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, Token(u64::MAX));
             let mut contenders: Vec<Contender> = queue.iter().map(Entry::contender).collect();
             for at in holders(&queue) {
                 let mark = self.keys.mark(name, &queue[at].key);
                 contenders[at].revoked = marks.kvs().iter().any(|kv| kv.key() == mark);
                 self.ask_rest_of_lease(queue[at].lease, &mut contenders[at]).await?;
             }
-            let last_run = last_run.and_then(|record| LastRun::from_json(&record));
-            states.push(LockState::of_queue(name.clone(), "etcd", contenders, last_run));
+            states.push(LockState::of_queue(name.clone(), "etcd", contenders, runs.into_history()));
         }
         Ok(states)
     }
@@ -69,54 +60,37 @@ impl Etcd {
         Ok(())
     }
 
-    /// Locks that somebody uses or once used, in the order of their keys.
+    /// Locks that somebody uses or once used. All names are read at the beginning; what is behind them is not.
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
-            self.listing = Listing::default();
+            self.listing = self.names().await?.into_iter();
         }
-        if self.listing.names.is_empty() && !self.listing.complete {
-            self.read_names().await?;
-        }
-        let on_page = PAGE.min(self.listing.names.len());
-        let names: Vec<LockName> = self.listing.names.drain(..on_page).collect();
+        let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
         let mut locks = Vec::with_capacity(names.len());
         for names in names.chunks(TOGETHER) {
             locks.extend(self.states_of(names).await?);
         }
-        let more = !self.listing.names.is_empty() || !self.listing.complete;
-        Ok(Page { locks, next: more.then(|| "more".to_owned()) })
+        Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
     }
 
-    async fn read_names(&mut self) -> Result<()> {
-        let (contenders, last_runs) = (self.keys.all_contenders().to_owned(), self.keys.all_last_runs());
-        let after = self.listing.after.as_deref();
-        let look = [self.keys_from(&contenders, after), self.keys_from(&last_runs, after)];
-        let mut reads = Reads::of(&self.members.transact(Txn::new().and_then(look)).await?)?;
+    async fn names(&mut self) -> Result<BTreeSet<LockName>> {
         let mut names = BTreeSet::new();
-        let mut complete_until: Option<String> = None;
-        for prefix in [contenders, last_runs] {
-            let range = reads.range()?;
-            let found: Vec<_> = range.kvs().iter().filter_map(|kv| segment(kv.key(), &prefix)).collect();
-            if range.more() {
-                let last = found.last().cloned();
-                complete_until = complete_until.into_iter().chain(last).min();
+        for prefix in [self.keys.all_contenders().to_owned(), self.keys.all_last_runs()] {
+            // '0' follows '/', which ends the prefix.
+            let end = format!("{}0", prefix.trim_end_matches('/'));
+            let mut start = prefix.clone().into_bytes();
+            loop {
+                let options = GetOptions::new().with_range(end.as_str()).with_limit(KEYS).with_keys_only();
+                let look = Txn::new().and_then([TxnOp::get(start, Some(options))]);
+                let keys = Reads::of(&self.members.transact(look).await?)?.range()?;
+                names.extend(keys.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
+                match keys.kvs().last() {
+                    Some(last) if keys.more() => start = [last.key(), b"\0"].concat(),
+                    _ => break,
+                }
             }
-            names.extend(found);
         }
-        let reached = names.iter().filter(|name| complete_until.as_ref().is_none_or(|last| *name <= last));
-        // A key that is no name of ours is no lock of ours.
-        let names = reached.filter_map(|name| LockName::decode(name.trim_end_matches('/'))).collect();
-        let after = complete_until.map(|last| last.trim_end_matches('/').to_owned());
-        self.listing = Listing { names, complete: after.is_none(), after };
-        Ok(())
-    }
-
-    fn keys_from(&self, prefix: &str, after: Option<&str>) -> TxnOp {
-        // '0' follows '/', which is what ends a name in a key.
-        let start = after.map_or_else(|| prefix.to_owned(), |name| format!("{prefix}{name}0"));
-        let mut end = prefix.trim_end_matches('/').to_owned();
-        end.push('0');
-        TxnOp::get(start, Some(GetOptions::new().with_range(end).with_limit(NAMES).with_keys_only()))
+        Ok(names)
     }
 
     /// Moves the end of what a release has left behind.
@@ -127,7 +101,7 @@ impl Etcd {
         let mut reads = Reads::of(&self.members.transact(look).await?)?;
         let (mut queue, mark) = (reads.entries()?, reads.value()?);
         let Some(at) = holders(&queue).find(|at| queue[*at].key == key.as_bytes()) else {
-            return Ok(mark.map_or(Reheld::NotOurs, Reheld::Taken));
+            return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
         };
         let own = queue.swap_remove(at);
         if !own.is_foreign() && !own.is_left_behind() {
@@ -148,10 +122,14 @@ impl Etcd {
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        // Once more if the holder hung its key on another lease just now: the mark has to die with its own.
-        for _ in 0..3 {
-            let look = Txn::new().and_then([TxnOp::get(self.keys.queue(name), Some(in_order()))]);
-            let queue = Reads::of(&self.members.transact(look).await?)?.entries()?;
+        // Once more if the holder moved its key to another lease just now: the mark has to end with the key's own lease.
+        // Also if somebody else has written the history.
+        for _ in 0..10 {
+            let queue = TxnOp::get(self.keys.queue(name), Some(in_order()));
+            let look = Txn::new().and_then([queue].into_iter().chain(self.read_runs(name)).collect::<Vec<_>>());
+            let mut reads = Reads::of(&self.members.transact(look).await?)?;
+            let queue = reads.entries()?;
+            let runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, Token(u64::MAX));
             let is_meant = |one: &&Entry| {
                 let seen = one.contender().into_holder();
                 seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
@@ -162,12 +140,13 @@ impl Etcd {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
                 }
                 Revoke::Safely { reason } => vec![self.put_mark(name, holder, reason)],
-                Revoke::Now { reason } => self.free(name, holder, from, reason),
+                Revoke::Now { reason } => self.free(name, holder, &runs, from, reason),
             };
             let key = holder.key.as_slice();
             let unless = [
                 Compare::create_revision(key, CompareOp::Equal, holder.created),
                 Compare::lease(key, CompareOp::Equal, holder.lease),
+                self.unchanged(name, &runs),
             ];
             match self.members.transact(Txn::new().when(unless).and_then(then)).await {
                 Ok(answer) if !answer.succeeded() => {}
@@ -186,21 +165,23 @@ impl Etcd {
         TxnOp::put(self.keys.mark(name, &of.key), reason, Some(lease))
     }
 
-    /// Frees the lock at once, and leaves its holder word of why.
-    fn free(&self, name: &LockName, holder: &Entry, seen: &Holder, reason: &str) -> Vec<TxnOp> {
-        let mut then = vec![TxnOp::delete(holder.key.as_slice(), None), self.put_released(name, holder.token())];
+    /// Frees the lock at once, and tells its holder why.
+    fn free(&self, name: &LockName, holder: &Entry, runs: &Runs, seen: &Holder, reason: &str) -> Vec<TxnOp> {
+        let key = TxnOp::delete(holder.key.as_slice(), None);
+        let mut then = vec![key, self.put_released(name, holder.token()), self.delete_note(name, holder.token())];
         if !holder.is_foreign() && holder.lease != 0 {
             then.push(self.put_mark(name, holder, reason));
         }
-        if !holder.is_left_behind() {
-            then.extend(self.put_record(name, Some(&LastRun::cut_short(seen, reason))));
+        // What is only held on to after a run takes nothing away from how that ended.
+        let run = LastRun::cut_short(seen, reason);
+        if !holder.is_left_behind() || !runs.history.has(&run) {
+            then.extend(self.put_run(name, runs, &run, DEFAULT_HISTORY));
         }
         then
     }
 }
 
-/// The name in a key, with the slash that keys are ordered with.
-fn segment(key: &[u8], prefix: &str) -> Option<String> {
-    let rest = std::str::from_utf8(key).ok()?.strip_prefix(prefix)?;
-    Some(format!("{}/", rest.split('/').next()?))
+/// The lock that a key belongs to. A key that has no name of ours in it belongs to no lock of ours.
+fn name_in(key: &[u8], prefix: &str) -> Option<LockName> {
+    LockName::decode(std::str::from_utf8(key).ok()?.strip_prefix(prefix)?.split('/').next()?)
 }

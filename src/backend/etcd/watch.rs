@@ -1,4 +1,4 @@
-//! Which changes of which keys are worth being woken for, and the stream on which etcd tells of them.
+//! Which changes of which keys a contender waits for, and the stream on which etcd reports them.
 
 use anyhow::Result;
 use etcd_client::{Client, Error, WatchFilterType, WatchOptions, WatchStream};

@@ -1,5 +1,5 @@
 //! The files of one lock: what is where, and how it is opened and written. All of them are reached from the descriptor of
-//! the lock directory (see `openat`), since whoever shares that directory can put anything in their place.
+//! the lock directory (see `openat`), since everybody who shares that directory can put anything in their place.
 //!
 //! In a directory that a group shares, the group can write to what its members have to change in its place: the files
 //! that are only locked (over NFS an exclusive flock(2) needs a file that is open for writing, and so does
@@ -12,7 +12,7 @@ use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use nix::unistd::geteuid;
 use super::directory::refusal;
 use crate::backend::KEPT_FOR_THE_LATE;
 use crate::clock;
-use crate::lock::{LastRun, LockName, OwnerId};
+use crate::lock::{LockName, OwnerId};
 use crate::openat::{Dir, Names, sole_name};
 
 /// What the names of [`LockFiles::taken`] begin with.
@@ -75,7 +75,7 @@ impl LockFiles {
         self.dir.open_file(file, OFlag::O_RDWR, 0).and_then(sole_name)
     }
 
-    /// What a file says, be it ever so garbled.
+    /// What a file says; bytes that are not UTF-8 are replaced.
     pub fn read(&self, file: &Path) -> IoResult<String> {
         let mut bytes = Vec::new();
         self.look_into(file)?.read_to_end(&mut bytes)?;
@@ -120,15 +120,15 @@ impl LockFiles {
     pub fn replace(&self, file: &Path, content: &[u8]) -> Result<File> {
         let write = |file: &mut File| {
             self.share(file, OWN)?;
-            // Others tell by this lock whether whoever wrote the file is still there.
+            // By this lock others can tell whether the writer of the file is alive.
             file.lock()?;
             file.write_all(content)
         };
         self.put(file, write).map_err(|error| refusal(error, "cannot write", &self.path(file)))
     }
 
-    /// Puts a fresh file in the place of one whose lock cannot be broken. Whoever holds the old one, and is a dlock,
-    /// notices at once; newcomers lock the new one.
+    /// Puts a new file in the place of one whose lock cannot be broken. A dlock that holds the old one notices at once;
+    /// newcomers lock the new one.
     pub fn renew(&self, file: &Path) -> Result<()> {
         let put = self.put(file, |fresh| self.share(fresh, SHARED));
         put.map(drop).map_err(|error| refusal(error, "cannot replace", &self.path(file)))
@@ -146,43 +146,7 @@ impl LockFiles {
         }
     }
 
-    /// Writes over the last run in its place, in one piece: to put a new file there makes ext4 write to the disk at
-    /// once. Whoever reads it meanwhile keeps the old one, and the new one takes its place.
-    pub fn write_last_run(&self, run: &LastRun) -> Result<()> {
-        /// Spaces behind it keep most of them equally long.
-        const GRAIN: usize = 512;
-        let path = self.last_run();
-        let mut json = run.to_json().into_bytes();
-        json.resize(json.len().next_multiple_of(GRAIN), b' ');
-        let in_place = || -> IoResult<bool> {
-            let file = self.reach_into(&path)?;
-            Ok(file.metadata()?.len() == json.len() as u64 && file.try_lock().is_ok() && {
-                file.write_all_at(&json, 0)?;
-                true
-            })
-        };
-        if !in_place().unwrap_or(false) {
-            self.replace(&path, &json)?;
-        }
-        Ok(())
-    }
-
-    pub fn read_last_run(&self) -> Option<LastRun> {
-        let mut file = self.look_into(&self.last_run()).ok()?;
-        // One that is being written will be whole in a moment; but whoever writes it may have been stopped.
-        let is_whole = || file.try_lock_shared().is_ok();
-        let _ = (0..10).any(|_| {
-            is_whole() || {
-                std::thread::sleep(Duration::from_millis(1));
-                false
-            }
-        });
-        let mut json = String::new();
-        file.read_to_string(&mut json).ok()?;
-        LastRun::from_json(&json)
-    }
-
-    /// Opens a file, and makes `NAME.d` if it needs that: whoever comes first has to.
+    /// Opens a file, and makes `NAME.d` first if it is missing.
     fn make(&self, file: &Path, flags: OFlag) -> IoResult<File> {
         match self.open_or_create(file, flags) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -226,17 +190,17 @@ impl LockFiles {
         }
     }
 
-    /// Lets the group have what we have made, if there is one, whatever our umask and our own group.
+    /// Gives what we have made to the group, if there is one, whatever our umask and our own group.
     fn share(&self, made: &File, mode: u32) -> IoResult<()> {
         let Some(group) = self.group else { return Ok(()) };
         if made.metadata()?.gid() != group {
-            // An access control list may have let us in who are not of that group.
+            // This may fail: an access control list can let users in who are not in that group.
             let _ = fchown(made, None, Some(group));
         }
         made.set_permissions(Permissions::from_mode(mode))
     }
 
-    /// Where those who wait are on record: whoever takes the lock need not pass by all of them.
+    /// Where the records of waiters are, apart, so that taking the lock does not read them all.
     pub fn waiting(&self) -> PathBuf {
         self.side.join("waiting")
     }
@@ -286,7 +250,7 @@ impl LockFiles {
         self.side.join(format!("{TAKEN}{owner}"))
     }
 
-    /// Leaves a holder word of why, before it can find its lock gone; and takes away what nobody came for.
+    /// Tells a holder why, before it can find its lock gone. Deletes old notes that nobody came for.
     pub fn note_taken(&self, owner: &OwnerId, reason: &str) -> Result<()> {
         let now = clock::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
         let is_old = |path: &Path| {
@@ -302,7 +266,7 @@ impl LockFiles {
     }
 }
 
-/// Whoever has just made a file, or the directory, may not have come to sharing it yet.
+/// A process that has just made a file or the directory may not have shared it yet.
 fn patiently(open: impl Fn() -> IoResult<File>) -> IoResult<File> {
     const TRIES: u32 = 20;
     let refused = |opened: &IoResult<File>| matches!(opened, Err(error) if error.raw_os_error() == Some(libc::EACCES));

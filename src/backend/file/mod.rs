@@ -2,7 +2,7 @@
 //!
 //! The lock file stays empty and is never unlinked by us; `DIR/NAME.d/` has what belongs to it: `token`
 //! (the fencing counter), `holder.OWNER` and `waiting/waiter.OWNER` (see `record`), `slot.K` for `--slots`,
-//! `last-run`, `once`, and what an operator leaves for a holder: `revoke.OWNER`, the mark to let go, and `taken.OWNER`,
+//! `last-run`, `once`, and what an operator leaves for a holder: `revoke.OWNER`, the request to stop, and `taken.OWNER`,
 //! why its lock is gone.
 //!
 //! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its
@@ -10,12 +10,11 @@
 //! stopped dlock can stay in the way.
 
 mod directory;
-mod examine;
+mod doctor;
 mod files;
 mod foreign;
-mod linger;
-mod once;
 pub mod record;
+mod runs;
 mod status;
 mod take;
 pub mod token;
@@ -31,26 +30,23 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
-    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked,
-    Unrecorded,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Reheld, Released, Renewal, Revoke,
+    Revoked,
 };
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
 pub use directory::DiskTrouble;
 pub use directory::default_directory;
 use directory::{Directory, OpenDirectory};
 use files::LockFiles;
-pub use linger::linger;
-use record::{Kind, Record};
+pub use record::linger;
+use record::{Details, Kind};
 use wait::Waiting;
-use watch::Told;
+use watch::FileEvent;
 
 pub const NAME: &str = "file";
-
-/// Where the record is among a claim's descriptors.
-const RECORD: usize = 1;
 
 pub struct FileBackend {
     directory: Directory,
@@ -65,7 +61,7 @@ struct Claim {
     files: LockFiles,
     lock: Arc<OwnedFd>,
     slot: Option<(u32, Arc<OwnedFd>)>,
-    record: Record,
+    record: Record<Details>,
     record_file: Arc<OwnedFd>,
 }
 
@@ -77,7 +73,7 @@ impl FileBackend {
 }
 
 impl Claim {
-    /// The record is the one at [`RECORD`].
+    /// The record is the one at [`record::RECORD`].
     fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
         let slot = self.slot.iter().map(|(_, file)| Arc::clone(file));
         [Arc::clone(&self.lock), Arc::clone(&self.record_file)].into_iter().chain(slot).collect()
@@ -107,31 +103,7 @@ impl Claim {
 #[async_trait(?Send)]
 impl Backend for FileBackend {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let from = clock::now();
-        let attempt = self.take(ask).await?;
-        Ok(match attempt {
-            take::Taken::Ours(claim) => {
-                let lease = Lease {
-                    name: ask.name.clone(),
-                    owner: ask.who.owner.clone(),
-                    token: claim.record.token,
-                    slot: claim.record.slot,
-                    term: Term { from, ttl: ask.ttl, slack: Duration::ZERO },
-                    descriptors: claim.descriptors(),
-                };
-                self.claim = Some(*claim);
-                Attempt::Granted(lease)
-            }
-            take::Taken::Busy { holder, ask_again } => Attempt::Busy(Busy { holder, ahead: None, ask_again }),
-            take::Taken::OtherTerms(why) => {
-                self.waiting.is_over();
-                Attempt::OtherTerms(why)
-            }
-            take::Taken::AlreadyRan => {
-                self.waiting.is_over();
-                Attempt::AlreadyRan
-            }
-        })
+        self.take(ask).await
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -140,8 +112,8 @@ impl Backend for FileBackend {
                 self.waiting.is_over();
                 loop {
                     let (files, record) = (&claim.files, &claim.record);
-                    let told = self.waiting.for_interference(files, &record.who.owner, record.slot).await?;
-                    if matches!(told, Told::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
+                    let told = self.waiting.for_interference(files, &record.who.owner, record.details.slot).await?;
+                    if matches!(told, FileEvent::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
                         return Ok(());
                     }
                 }
@@ -165,11 +137,11 @@ impl Backend for FileBackend {
         let claim = self.claim.as_ref().context("nothing is held")?;
         if let Some(why) = claim.displaced()? {
             let taken = claim.files.read(&claim.files.taken(&lease.owner));
-            return Ok(taken.map_or(Renewal::Lost(why), Renewal::Taken));
+            return Ok(taken.map_or(Renewal::Lost(why), Renewal::ForceReleased));
         }
         match claim.files.read(&claim.files.revoke(&lease.owner)) {
             Ok(reason) => Ok(Renewal::Revoked(reason)),
-            Err(_) => Ok(Renewal::Held(Term { from, ..lease.term })),
+            Err(_) => Ok(Renewal::Held(Grant { from, ..lease.grant })),
         }
     }
 
@@ -178,13 +150,13 @@ impl Backend for FileBackend {
         let files = claim.files.clone();
         let ours = claim.displaced().map(|why| why.is_none());
         let recorded = match &ending.last_run {
-            Some(last_run) if matches!(ours, Ok(true)) => record_run(&claim.files, last_run),
+            Some(last_run) if matches!(ours, Ok(true)) => claim.files.record_run(last_run, ending.keep),
             _ => Ok(()),
         };
         match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
             Some(until) => {
-                claim.record.ended = ending.last_run.is_some();
+                claim.record.details.ended = ending.last_run.is_some();
                 claim.record.hold(&claim.record_file, until, claim.record.ttl())?;
             }
             None => {
@@ -193,7 +165,7 @@ impl Backend for FileBackend {
                 self.claim = None;
             }
         }
-        // Only now: nothing else must keep others waiting.
+        // Only now, when others need not wait for it.
         self.waiting.is_over();
         let marked = files.remove(&files.revoke(&lease.owner)).is_ok();
         let mut taken = None;
@@ -202,11 +174,11 @@ impl Backend for FileBackend {
             taken = files.read(&path).ok();
             let _ = files.remove(&path);
         }
-        // What cannot be written down is not tried again.
+        // What could not be recorded is not tried again.
         recorded?;
         Ok(match (ours.context(Fault::Refused)?, taken) {
             (true, _) => Released::Done,
-            (false, Some(reason)) => Released::Taken(reason),
+            (false, Some(reason)) => Released::ForceReleased(reason),
             (false, None) => Released::NotOurs,
         })
     }
@@ -222,6 +194,11 @@ impl Backend for FileBackend {
         }
     }
 
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let Some(directory) = self.directory.open_for_reading()? else { return Ok(Forgotten::Nothing) };
+        status::forget(&directory.files(name), name, what)
+    }
+
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
         // The directory stays open from page to page; its order is the file system's.
         if after.is_none() {
@@ -235,30 +212,12 @@ impl Backend for FileBackend {
 
     async fn examine(&mut self) -> Result<Checkup> {
         self.directory.open()?;
-        Ok(Checkup { findings: examine::examine(self.directory.path())?, clock_offset_us: None })
+        Ok(Checkup { findings: doctor::examine(self.directory.path())?, clock_offset_us: None })
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         status::revoke(&self.directory.open()?.files(name), from, how).await
     }
-}
-
-/// Tells of what goes wrong when the lock is free.
-fn record_run(files: &LockFiles, run: &LastRun) -> Result<()> {
-    let once = match &run.once {
-        Some(key) if run.succeeded() => files
-            .record_once(key)
-            .map_err(|error| unrecorded(&format!("--once {key}"), "a run with it will not be skipped", &error)),
-        _ => Ok(()),
-    };
-    let what_ended = |error| unrecorded("how the run ended", "status shows an older one", &error);
-    let last = files.write_last_run(run).map_err(what_ended);
-    once.and(last)
-}
-
-fn unrecorded(what: &str, so: &str, error: &anyhow::Error) -> anyhow::Error {
-    let why = error.root_cause();
-    anyhow::Error::new(Unrecorded(format!("{what} is not on record, so {so}: {why}"))).context(Fault::Refused)
 }
 
 /// The address of [`default_directory`].

@@ -10,40 +10,38 @@ use super::NAME;
 use super::directory::{OpenDirectory, refusal};
 use super::files::LockFiles;
 use super::foreign::Locks;
-use super::record::{self, Kind, Record, Records, Seen, is_kept};
-use crate::backend::{Page, Reheld, Revoke, Revoked};
+use super::record::{self, Details, Kind, Seen, is_kept};
+use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Holder, LastRun, LockName, LockState, Mode, OwnerId, State};
+use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
 use crate::openat::Names;
 
 pub fn inspect(files: &LockFiles, name: &LockName, locks: &Locks) -> Result<LockState> {
-    let mut state = LockState::free(name.clone(), NAME);
-    state.last_run = files.read_last_run();
-
-    let records = Records::read(files)?;
-    let (present, gone): (Vec<_>, Vec<_>) = records.holders.into_iter().partition(Seen::counts);
-    if let Some(lost) = gone.iter().find_map(Seen::lost_run) {
-        state.last_run = Some(lost);
+    let (present, gone): (Vec<_>, Vec<_>) =
+        record::oldest_first(files, Kind::Holder)?.into_iter().partition(Seen::counts);
+    let mut history = files.history();
+    for vanished in gone.iter().filter_map(Seen::lost_run) {
+        if !history.has(&vanished) {
+            history.add(vanished, usize::MAX);
+        }
     }
-    if let Some(first) = present.first() {
-        state.mode = first.record.mode;
-        state.slots = first.record.mode.slots();
-    }
-    // Whoever has just been let in is still on record as waiting, for a moment.
-    let inside: Vec<_> = present.iter().map(|seen| seen.record.who.owner.clone()).collect();
-    let waits = |seen: &Seen| seen.alive && !inside.contains(&seen.record.who.owner);
-    let revoked = present.iter().any(|seen| files.exists(&files.revoke(&seen.record.who.owner)));
-    state.holders = present.into_iter().map(Seen::into_holder).collect();
-    if state.holders.is_empty() {
-        state.holders.extend(locks.holder_of(&files.path(&files.lock)));
-    }
-    state.state = match () {
-        () if revoked => State::Revoked,
-        () if state.holders.is_empty() => State::Free,
-        () => State::Held,
+    // For a moment, a new holder is still on record as a waiter.
+    let inside: Vec<OwnerId> = present.iter().map(|seen| seen.owner().clone()).collect();
+    let mut waiters = record::oldest_first(files, Kind::Waiter)?;
+    waiters.retain(|seen| seen.alive && !inside.contains(seen.owner()));
+    let as_holder = |seen: Seen| {
+        let revoked = files.exists(&files.revoke(seen.owner()));
+        Contender { revoked, ..seen.into_holder() }
     };
-    state.waiters = records.waiters.into_iter().filter(waits).map(Seen::into_waiter).collect();
+    let holders = present.into_iter().map(as_holder).collect();
+    let waiters = waiters.into_iter().map(Seen::into_waiter).collect();
+    let mut state = LockState::of(name.clone(), NAME, holders, waiters, history);
+    if state.holders.is_empty()
+        && let Some(foreign) = locks.holder_of(&files.path(&files.lock))
+    {
+        (state.state, state.holders) = (State::Held, vec![foreign]);
+    }
     Ok(state)
 }
 
@@ -64,54 +62,69 @@ pub fn list(directory: &OpenDirectory, names: &mut Names) -> Result<Page> {
 }
 
 pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revoked> {
-    let holders: Vec<_> = Records::read(files)?.holders.into_iter().filter(Seen::counts).collect();
-    let owner_of = |seen: &Seen| seen.record.who.owner.clone();
-    let Some(seen) = holders.iter().find(|seen| Some(owner_of(seen).as_str()) == from.owner.as_deref()) else {
+    let mut holders = record::oldest_first(files, Kind::Holder)?;
+    holders.retain(Seen::counts);
+    let Some(seen) = holders.iter().find(|seen| Some(seen.owner().as_str()) == from.owner.as_deref()) else {
         return revoke_foreign(files, from, how);
     };
-    let (owner, record) = (owner_of(seen), &seen.record);
+    let (owner, details) = (seen.owner(), &seen.record.details);
     match how {
         Revoke::Safely { .. } if !seen.alive => {
             Ok(Revoked::Impossible("its command has ended, it is only kept by --hold-at-least: use --now".into()))
         }
-        Revoke::Safely { .. } if record.ended => {
-            if let Some((record, file)) = Record::find(files, &owner) {
+        Revoke::Safely { .. } if details.ended => {
+            if let Some((record, file)) = Record::find(files, owner) {
                 end_hold(files, &record, &file).await;
             }
             Ok(Revoked::Marked)
         }
         Revoke::Safely { reason } => {
-            files.replace(&files.revoke(&owner), reason.as_bytes())?;
+            files.replace(&files.revoke(owner), reason.as_bytes())?;
             Ok(Revoked::Marked)
         }
-        // A fresh file would be everybody's loss. This one is told, and is no holder from now on.
-        Revoke::Now { reason } if record.mode == Mode::Shared && holders.len() > 1 => {
-            // The others may be next, and then it finds the file gone instead of the mark.
-            let _ = files.note_taken(&owner, reason);
-            if record.hold.is_none() {
-                files.replace(&files.revoke(&owner), reason.as_bytes())?;
+        // To replace the file would take the lock from all who share it. This one is told, and is no holder from now on.
+        Revoke::Now { reason } if details.mode == Mode::Shared && holders.len() > 1 => {
+            // The operator may free the others next; then this one finds the file replaced instead of the mark.
+            let _ = files.note_taken(owner, reason);
+            if details.hold.is_none() {
+                files.replace(&files.revoke(owner), reason.as_bytes())?;
             }
-            seen.bury(files)?;
+            seen.remove(files)?;
             Ok(Revoked::Freed)
         }
         Revoke::Now { reason } => {
-            let file = match (record.mode, record.slot) {
+            let file = match (details.mode, details.slot) {
                 (Mode::Slots(_), Some(slot)) => files.slot(slot),
                 _ => files.lock.clone(),
             };
-            let told = files.note_taken(&owner, reason);
-            let recorded = if record.hold.is_none() { cut_short(files, from, reason) } else { Ok(()) };
+            let told = files.note_taken(owner, reason);
+            let recorded = if details.ended { Ok(()) } else { cut_short(files, from, reason) };
             files.renew(&file)?;
-            seen.bury(files)?;
+            seen.remove(files)?;
             told.and(recorded).map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
     }
 }
 
-/// Before the lock is free: whoever gets it then may have ended its run in no time.
+/// The token stays where it is.
+pub fn forget(files: &LockFiles, name: &LockName, what: &Forget) -> Result<Forgotten> {
+    if let Forget::Once(key) = what {
+        return files.forget_once(key);
+    }
+    let state = inspect(files, name, &Locks::read())?;
+    if !state.holders.is_empty() || !state.waiters.is_empty() {
+        return Ok(Forgotten::InUse);
+    }
+    for gone in record::oldest_first(files, Kind::Holder)? {
+        gone.remove(files)?;
+    }
+    Ok(files.forget_runs())
+}
+
+/// Called before the lock is free: the next run may end at once, and its record must be the later one.
 fn cut_short(files: &LockFiles, from: &Holder, reason: &str) -> Result<()> {
-    files.write_last_run(&LastRun::cut_short(from, reason))
+    files.remember(LastRun::cut_short(from, reason), DEFAULT_HISTORY)
 }
 
 fn not_on_record(error: anyhow::Error) -> anyhow::Error {
@@ -123,10 +136,8 @@ fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revo
     match how {
         _ if from.owner.is_some() => Ok(Revoked::NotHeld),
         Revoke::Safely { .. } => {
-            let pid = from.pid.map_or_else(|| "its process".to_owned(), |pid| format!("process {pid}"));
-            Ok(Revoked::Impossible(format!(
-                "a program other than dlock holds it and cannot be told: end {pid}, or use --now"
-            )))
+            let end = from.pid.map_or_else(String::new, |pid| format!("; or end process {pid}"));
+            Ok(Revoked::Impossible(format!("{}{end}", messages::FOREIGN_HOLDER)))
         }
         Revoke::Now { reason } => {
             let recorded = cut_short(files, from, reason);
@@ -140,9 +151,9 @@ fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revo
 pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
     let Some((mut record, file)) = Record::find(files, owner) else {
         let why = files.read(&files.taken(owner));
-        return Ok(why.map_or(Reheld::NotOurs, Reheld::Taken));
+        return Ok(why.map_or(Reheld::NotOurs, Reheld::ForceReleased));
     };
-    if record.hold.is_none() {
+    if record.details.hold.is_none() {
         return Ok(if is_kept(&file) { Reheld::Running } else { Reheld::NotOurs });
     }
     if record.held_on_for().is_none() {
@@ -161,8 +172,8 @@ pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result
     Ok(Reheld::Done)
 }
 
-/// Takes away what keeps the lock held on to. Whoever keeps it sees that, and lets go.
-async fn end_hold(files: &LockFiles, record: &Record, file: &File) {
+/// Deletes the record that keeps the lock held on to. The process that keeps it sees that, and releases the lock.
+async fn end_hold(files: &LockFiles, record: &Record<Details>, file: &File) {
     record.remove(files, Kind::Holder);
     let _ = files.remove(&files.revoke(&record.who.owner));
     while is_kept(file) {

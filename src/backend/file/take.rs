@@ -10,65 +10,66 @@ use anyhow::{Context, Result, bail};
 use super::directory::refusal;
 use super::files::LockFiles;
 use super::foreign;
-use super::record::{self, Kind, Record, Seen};
+use super::record::{self, Kind, Seen};
 use super::token;
 use super::{Claim, FileBackend};
-use crate::backend::Ask;
+use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
-use crate::lock::{Holder, Mode};
-
-pub(super) enum Taken {
-    Ours(Box<Claim>),
-    Busy { holder: Option<Holder>, ask_again: Instant },
-    OtherTerms(String),
-    AlreadyRan,
-}
+use crate::lock::{Grant, Mode, Record, messages};
+use crate::report::describe;
 
 /// How often a waiter makes sure that it waits for the right file, and that no record has gone stale.
 const RECHECK: Duration = Duration::from_secs(1);
 
 impl FileBackend {
-    pub(super) async fn take(&mut self, ask: &Ask) -> Result<Taken> {
+    pub(super) async fn take(&mut self, ask: &Ask) -> Result<Attempt> {
+        let from = clock::now();
         let (files, lock) = self.lock_file(ask)?;
-        let Some(lock) = lock else {
-            return self.busy(ask, &files);
-        };
+        let Some(lock) = lock else { return self.busy(ask, &files) };
         // An exclusive holder is alone; others have to agree with those who came at the same time.
         let _mutex = match ask.mode {
             Mode::Exclusive => None,
             Mode::Shared | Mode::Slots(_) => Some(lock_soon(&files).await?),
         };
         let holders: Vec<_> = record::each(&files, Kind::Holder)?.collect();
-        // Those who came while we waited have asked us for our terms.
+        // Those who came while we waited have compared their number of slots with ours.
         let waiters = if self.waiting.has_begun() { None } else { Some(&files) };
-        if let Some(why) = other_terms(waiters, &holders, ask) {
-            return Ok(Taken::OtherTerms(why));
+        if let Some(why) = other_slots(waiters, &holders, ask) {
+            self.waiting.is_over();
+            return Ok(Attempt::OtherSlots(why));
         }
         let (present, gone): (Vec<_>, Vec<_>) = holders.into_iter().partition(Seen::counts);
         for seen in gone {
-            seen.bury(&files)?;
+            seen.remove(&files)?;
         }
         if let Some(key) = &ask.once
             && files.is_recorded(key)?
         {
-            return Ok(Taken::AlreadyRan);
+            self.waiting.is_over();
+            return Ok(Attempt::AlreadyRan);
         }
         if let Some(until) = held_on(&present, ask.mode) {
             drop(lock);
-            let ask_again = until.min(clock::now() + RECHECK);
-            return Ok(Taken::Busy { holder: present.into_iter().next().map(Seen::into_holder), ask_again });
+            let holder = present.into_iter().next().map(|seen| seen.into_holder().into_holder());
+            return Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: until.min(clock::now() + RECHECK) }));
         }
-        let slot = match ask.mode {
-            Mode::Slots(n) => match self.free_slot(&files, n, &present)? {
-                Some(slot) => Some(slot),
-                None => {
-                    drop(lock);
-                    return self.busy(ask, &files);
-                }
-            },
-            Mode::Exclusive | Mode::Shared => None,
-        };
-        Ok(Taken::Ours(Box::new(claim(files, ask, lock, slot)?)))
+        let mut slot = None;
+        if let Mode::Slots(n) = ask.mode {
+            slot = self.free_slot(&files, n, &present)?;
+            if slot.is_none() {
+                drop(lock);
+                return self.busy(ask, &files);
+            }
+        }
+        let claim = self.claim.insert(claim(files, ask, lock, slot)?);
+        Ok(Attempt::Granted(Lease {
+            name: ask.name.clone(),
+            owner: ask.who.owner.clone(),
+            token: claim.record.details.token,
+            slot: claim.record.details.slot,
+            grant: Grant { from, ttl: ask.ttl, slack: Duration::ZERO },
+            descriptors: claim.descriptors(),
+        }))
     }
 
     /// The files of the lock, and the one to be locked if it is; others have it now if not.
@@ -90,7 +91,7 @@ impl FileBackend {
                     }
                 }
             };
-            // Whoever deletes or replaces the file while we wait for it leaves us with a lock on nothing.
+            // If the file was deleted or replaced while we waited, we have locked something that nobody else looks at.
             if files.leads_to(&files.lock, &file)? {
                 return Ok((files, Some(file)));
             }
@@ -100,7 +101,7 @@ impl FileBackend {
 
     fn free_slot(&mut self, files: &LockFiles, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
         for k in 0..n {
-            if present.iter().any(|seen| seen.record.slot == Some(k)) {
+            if present.iter().any(|seen| seen.record.details.slot == Some(k)) {
                 continue;
             }
             let file = self.waiting.slot_file(files, k)?;
@@ -116,34 +117,25 @@ impl FileBackend {
     }
 
     /// Notes that we wait, and begins to.
-    fn busy(&mut self, ask: &Ask, files: &LockFiles) -> Result<Taken> {
+    fn busy(&mut self, ask: &Ask, files: &LockFiles) -> Result<Attempt> {
         let holders: Vec<_> = record::each(files, Kind::Holder)?.collect();
-        if let Some(why) = other_terms(Some(files), &holders, ask) {
-            return Ok(Taken::OtherTerms(why));
+        if let Some(why) = other_slots(Some(files), &holders, ask) {
+            self.waiting.is_over();
+            return Ok(Attempt::OtherSlots(why));
         }
         if ask.queue {
             self.waiting.begin(files, ask)?;
         }
-        let seen = holders.into_iter().find(Seen::counts);
-        let holder = seen.map(Seen::into_holder).or_else(|| foreign::Locks::read().holder_of(&files.path(&files.lock)));
-        Ok(Taken::Busy { holder, ask_again: clock::now() + RECHECK })
+        let holder = holders.into_iter().find(Seen::counts).map(|seen| seen.into_holder().into_holder());
+        let holder = holder.or_else(|| foreign::Locks::read().holder_of(&files.path(&files.lock)));
+        Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: clock::now() + RECHECK }))
     }
 }
 
 /// Makes the lock ours for everybody to see: the token first, on the disk, then the record.
 fn claim(files: LockFiles, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Result<Claim> {
     let token = token::next(&files)?;
-    let record = Record {
-        who: ask.who.clone(),
-        mode: ask.mode,
-        token,
-        slot: slot.as_ref().map(|(n, _)| *n),
-        since: record::millis(clock::wall()),
-        ttl_ms: u64::try_from(ask.ttl.as_millis()).unwrap_or(u64::MAX),
-        inode: inode(&lock)?,
-        hold: None,
-        ended: false,
-    };
+    let record = Record::new(ask, inode(&lock)?, token, slot.as_ref().map(|(n, _)| *n));
     let record_file = record.write(&files, Kind::Holder)?;
     let shared = |file: File| Arc::new(OwnedFd::from(file));
     Ok(Claim { files, lock: shared(lock), slot: slot.map(|(n, file)| (n, shared(file))), record, record_file })
@@ -154,22 +146,20 @@ pub fn inode(file: &File) -> Result<u64> {
     Ok(file.metadata().context("fstat")?.ino())
 }
 
-/// Somebody who is here on other terms: all contenders must name the same number of slots. To ask one of them will do,
-/// since each has seen to that when it came.
-fn other_terms(waiters: Option<&LockFiles>, holders: &[Seen], ask: &Ask) -> Option<String> {
+/// A contender with another number of slots: all must name the same. One of them is enough, since each has compared its
+/// number when it came.
+fn other_slots(waiters: Option<&LockFiles>, holders: &[Seen], ask: &Ask) -> Option<String> {
     let holder = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone());
-    let other =
-        holder.or_else(|| record::any_waiter(waiters?)).filter(|other| other.mode.slots() != ask.mode.slots())?;
-    let (theirs, ours) = (other.mode.slots(), ask.mode.slots());
-    let who = crate::report::describe(&other.who.clone().into());
-    Some(format!("{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"))
+    let other = holder.or_else(|| record::any_waiter(waiters?))?;
+    let theirs = other.details.mode;
+    (theirs.slots() != ask.mode.slots()).then(|| messages::other_slots(describe(&other.who.into()), theirs, ask.mode))
 }
 
-/// Until when somebody who has gone keeps the lock from this mode.
+/// Until when a holder that has gone keeps this mode out.
 fn held_on(present: &[Seen], mode: Mode) -> Option<Instant> {
     let against = |seen: &&Seen| match mode {
         Mode::Exclusive => true,
-        Mode::Shared => seen.record.mode != Mode::Shared,
+        Mode::Shared => seen.record.details.mode != Mode::Shared,
         // A slot that is held on to is simply not free.
         Mode::Slots(_) => false,
     };
@@ -177,7 +167,7 @@ fn held_on(present: &[Seen], mode: Mode) -> Option<Instant> {
     spans.max().map(|span| clock::now() + span)
 }
 
-/// For the moment that an agreement among shared holders takes; whoever has it never waits for anything.
+/// For the moment in which shared holders agree. A process that has this lock waits for nothing else.
 async fn lock_soon(files: &LockFiles) -> Result<File> {
     let file = files.open(&files.mutex())?;
     while file.try_lock().is_err() {

@@ -1,5 +1,5 @@
-//! Waiting without asking over and over: for the lock in the kernel's own queue, for a slot and for an
-//! interfering operator through inotify(7).
+//! Waiting without polling: for the lock in the kernel's own queue, for a slot and for the acts of an operator through
+//! inotify(7).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,12 +12,11 @@ use nix::sys::inotify::AddWatchFlags;
 use tokio::sync::oneshot;
 
 use super::files::LockFiles;
-use super::record::{self, Kind, Record};
+use super::record::{self, Details, Kind};
 use super::take::inode;
-use super::watch::{Interference, Told, Watch};
+use super::watch::{FileEvent, Interference, Watch};
 use crate::backend::Ask;
-use crate::clock;
-use crate::lock::{Mode, OwnerId, Token};
+use crate::lock::{Mode, OwnerId, Record, Token};
 
 /// A run that is over by then is not watched over.
 const SHORT_RUN: Duration = Duration::from_millis(300);
@@ -25,9 +24,9 @@ const SHORT_RUN: Duration = Duration::from_millis(300);
 #[derive(Default)]
 pub struct Waiting {
     /// Tells `status` that we wait, for as long as we do.
-    record: Option<(LockFiles, Record, Arc<OwnedFd>)>,
+    record: Option<(LockFiles, Record<Details>, Arc<OwnedFd>)>,
     blocked: Option<Blocked>,
-    /// What a blocked lock call has brought.
+    /// What a blocked lock call has locked.
     locked: Option<File>,
     /// Our turn to watch the slots: one waiter does, the others wait for its place.
     turn: Option<File>,
@@ -36,18 +35,18 @@ pub struct Waiting {
     interference: Option<Interference>,
 }
 
-/// A thread in flock(2). It cannot be called back; whatever it brings too late is let go of again.
+/// A thread in flock(2). It cannot be stopped; a lock that it gets too late is released again.
 struct Blocked {
     result: oneshot::Receiver<File>,
     inode: u64,
 }
 
 impl Waiting {
-    /// Registers us and gets in line, unless we are in it.
+    /// Registers us and begins to wait, unless we wait already.
     pub fn begin(&mut self, files: &LockFiles, ask: &Ask) -> Result<()> {
         let file = files.open(&files.lock)?;
         let inode = inode(&file)?;
-        if self.record.as_ref().is_none_or(|(_, record, _)| record.inode != inode) {
+        if self.record.as_ref().is_none_or(|(_, record, _)| record.details.inode != inode) {
             self.register(files, ask, inode)?;
         }
         let slots_are_full = matches!(ask.mode, Mode::Slots(_)) && file.try_lock_shared().is_ok();
@@ -65,8 +64,7 @@ impl Waiting {
         self.record.is_some()
     }
 
-    /// The lock is ours, or will never be. Said only once it is in use: what it takes to stop waiting need not be waited
-    /// for.
+    /// The lock is ours, or will never be. Called only when the lock is in use: the clean-up need not delay the command.
     pub fn is_over(&mut self) {
         if self.record.is_some() {
             *self = Waiting::default();
@@ -74,17 +72,7 @@ impl Waiting {
     }
 
     fn register(&mut self, files: &LockFiles, ask: &Ask, inode: u64) -> Result<()> {
-        let record = Record {
-            who: ask.who.clone(),
-            mode: ask.mode,
-            token: Token(0),
-            slot: None,
-            since: record::millis(clock::wall()),
-            ttl_ms: u64::try_from(ask.ttl.as_millis()).unwrap_or(u64::MAX),
-            inode,
-            hold: None,
-            ended: false,
-        };
+        let record = Record::new(ask, inode, Token(0), None);
         record::boot_id();
         let file = record.write(files, Kind::Waiter)?;
         self.record = Some((files.clone(), record, file));
@@ -126,7 +114,7 @@ impl Waiting {
         self.record.as_ref().is_some_and(|(files, ..)| files.leads_to(&files.turn(), file).unwrap_or(false))
     }
 
-    /// Slot files stay open while we wait: closing them would wake whoever watches, ourselves included.
+    /// Slot files stay open while we wait: closing them would wake all who watch, ourselves included.
     pub fn slot_file(&mut self, files: &LockFiles, n: u32) -> Result<File> {
         match self.slots.remove(&n) {
             Some(file) if files.leads_to(&files.slot(n), &file)? => Ok(file),
@@ -146,20 +134,25 @@ impl Waiting {
             return Ok(());
         }
         match &mut self.watch {
-            // Whoever looks at the records, ourselves included, closes those.
+            // Every reader of the records, ourselves included, closes those.
             Some(watch) => watch.next(|name| name.is_none_or(|name| name.starts_with("slot."))).await,
             None => std::future::pending().await,
         }
     }
 
     /// While holding: something may have happened to the lock file, or an operator has left a mark for us.
-    pub async fn for_interference(&mut self, files: &LockFiles, owner: &OwnerId, slot: Option<u32>) -> Result<Told> {
+    pub async fn for_interference(
+        &mut self,
+        files: &LockFiles,
+        owner: &OwnerId,
+        slot: Option<u32>,
+    ) -> Result<FileEvent> {
         let Some(interference) = &mut self.interference else {
             // Closing a watch costs the kernel many milliseconds: a short run goes without one.
             tokio::time::sleep(SHORT_RUN).await;
             self.interference = Some(Interference::watch(files, owner, slot));
             // Whatever came before the watch has to be looked for once.
-            return Ok(Told::Touched);
+            return Ok(FileEvent::Touched);
         };
         interference.next().await
     }

@@ -1,4 +1,4 @@
-//! Being told by the kernel what happens to files: by inotify(7), and by the table of mounts, which can be polled.
+//! Events of files from the kernel: by inotify(7), and by the table of mounts, which can be polled.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -13,9 +13,9 @@ use tokio::io::unix::AsyncFd;
 use super::files::LockFiles;
 use crate::lock::OwnerId;
 
-/// Where the kernel has no watch left for us, we look this often instead.
+/// How often we look where the kernel gives us no watch.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The same where it does not tell of everything: some directory above is not ours to watch, or a link.
+/// How often we look where some changes cause no event: a directory above cannot be watched, or there is a link.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub enum Watch {
@@ -76,8 +76,8 @@ impl Watch {
     }
 }
 
-/// What a holder is told.
-pub enum Told {
+/// What a holder learns.
+pub enum FileEvent {
     /// The lock file, or what belongs to it, was touched.
     Touched,
     /// Something has changed, elsewhere perhaps; or nothing, where we are not told of everything.
@@ -90,7 +90,7 @@ pub struct Interference {
     watch: Watch,
     /// What matters in `NAME.d`: the operator's mark, and our slot.
     names: Vec<String>,
-    /// Unless there is something that we would not be told of.
+    /// `None` if some changes would cause no event: then we look now and then.
     mounts: Option<AsyncFd<File>>,
 }
 
@@ -110,20 +110,20 @@ impl Interference {
         Interference { watch, names, mounts }
     }
 
-    pub async fn next(&mut self) -> Result<Told> {
+    pub async fn next(&mut self) -> Result<FileEvent> {
         let names = &self.names;
         let touched = self.watch.next(|name| name.is_none_or(|name| names.iter().any(|ours| ours == name)));
         match &self.mounts {
             Some(mounts) => tokio::select! {
-                touched = touched => touched.map(|()| Told::Touched),
+                touched = touched => touched.map(|()| FileEvent::Touched),
                 changed = mounts.ready(Interest::PRIORITY) => {
                     changed?.clear_ready();
-                    Ok(Told::Look)
+                    Ok(FileEvent::Look)
                 }
             },
             None => match tokio::time::timeout(LOOK_AGAIN, touched).await {
-                Ok(touched) => touched.map(|()| Told::Touched),
-                Err(_) => Ok(Told::Look),
+                Ok(touched) => touched.map(|()| FileEvent::Touched),
+                Err(_) => Ok(FileEvent::Look),
             },
         }
     }

@@ -1,22 +1,17 @@
-//! What the functions of the schema say, as values: the only place that knows their words.
+//! What the functions of the schema answer, as values: the only place that knows their words.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
 use tokio_postgres::Row;
 
-use super::status::Contender;
-use crate::backend::{Reheld, Revoked};
-use crate::lock::Token;
+use crate::backend::{Forgotten, Reheld, Renewal, Revoked};
+use crate::lock::{Contender, Grant, History, Identity, LastRun, LockState, Mode, Token};
 
 /// What `dlock.acquire` says, in the order of [`ACQUIRED`].
-pub struct Acquired {
-    pub outcome: Outcome,
-    /// Of the schema.
-    pub version: i32,
-}
-
-pub enum Outcome {
+pub enum Acquired {
     Granted {
         token: Token,
         slot: Option<u32>,
@@ -40,62 +35,56 @@ pub struct Queued {
 }
 
 pub const ACQUIRED: &str =
-    "outcome, token, slot, holder::text, ahead, extract(epoch FROM next_end)::float8, behind, room, version";
+    "outcome, token, slot, holder::text, ahead, date_part('epoch', next_end), behind, room, version";
 
-pub fn acquired(row: &Row) -> Result<Acquired> {
-    let holder = row.try_get::<_, Option<&str>>(3)?.map(Contender::parse).transpose()?;
-    let outcome = match row.try_get(0)? {
-        "granted" => Outcome::Granted {
+/// The version of the schema, and its answer.
+pub fn acquired(row: &Row) -> Result<(i32, Acquired)> {
+    let holder = row.try_get::<_, Option<&str>>(3)?.map(contender).transpose()?;
+    let answer = match row.try_get(0)? {
+        "granted" => Acquired::Granted {
             token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
             slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
         },
-        "busy" => Outcome::Busy(Queued {
+        "busy" => Acquired::Busy(Queued {
             holder,
             ahead: usize::try_from(row.try_get::<_, i64>(4)?)?,
             next_end: Duration::try_from_secs_f64(row.try_get::<_, f64>(5)?.max(0.0))?,
             behind: row.try_get(6)?,
             room: usize::try_from(row.try_get::<_, i32>(7)?)?,
         }),
-        "other slots" => Outcome::OtherSlots(holder.context("nobody uses other slots")?),
-        "already ran" => Outcome::AlreadyRan,
+        "other slots" => Acquired::OtherSlots(holder.context("nobody uses other slots")?),
+        "already ran" => Acquired::AlreadyRan,
         other => bail!("dlock.acquire says {other:?}"),
     };
-    Ok(Acquired { outcome, version: row.try_get(8)? })
+    Ok((row.try_get(8)?, answer))
 }
 
-/// What `dlock.renew` says; with the reason.
-pub enum Renewed {
-    Held,
-    Revoked(String),
-    ForceReleased(String),
-    Lost(String),
+fn reason(row: &Row) -> Result<String> {
+    Ok(row.try_get::<_, Option<String>>(1)?.unwrap_or_default())
 }
 
-pub fn renewed(row: &Row) -> Result<Renewed> {
-    let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
+/// `held` is the lease as it is if it was renewed.
+pub fn renewed(row: &Row, held: Grant) -> Result<Renewal> {
     Ok(match row.try_get(0)? {
-        "held" => Renewed::Held,
-        "revoked" => Renewed::Revoked(reason),
-        "force released" => Renewed::ForceReleased(reason),
-        "lost" => Renewed::Lost(reason),
+        "held" => Renewal::Held(held),
+        "revoked" => Renewal::Revoked(reason(row)?),
+        "force released" => Renewal::ForceReleased(reason(row)?),
+        "lost" => Renewal::Lost(reason(row)?),
         other => bail!("dlock.renew says {other:?}"),
     })
 }
 
-/// What `dlock.rehold` says.
 pub fn reheld(row: &Row) -> Result<Reheld> {
-    let reason = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
     Ok(match row.try_get(0)? {
         "done" => Reheld::Done,
         "not held" => Reheld::NotOurs,
-        "force released" => Reheld::Taken(reason),
-        "revoked" => Reheld::Revoked(reason),
+        "force released" => Reheld::ForceReleased(reason(row)?),
+        "revoked" => Reheld::Revoked(reason(row)?),
         "running" => Reheld::Running,
         other => bail!("dlock.rehold says {other:?}"),
     })
 }
 
-/// What `dlock.revoke` says.
 pub fn revoked(row: &Row) -> Result<Revoked> {
     Ok(match row.try_get(0)? {
         "marked" => Revoked::Marked,
@@ -103,4 +92,93 @@ pub fn revoked(row: &Row) -> Result<Revoked> {
         "not held" => Revoked::NotHeld,
         other => bail!("dlock.revoke says {other:?}"),
     })
+}
+
+pub fn forgotten(row: &Row) -> Result<Forgotten> {
+    Ok(match row.try_get(0)? {
+        "done" => Forgotten::Done,
+        "nothing" => Forgotten::Nothing,
+        "in use" => Forgotten::InUse,
+        other => bail!("dlock.forget says {other:?}"),
+    })
+}
+
+/// What `dlock.describe` says.
+#[derive(Deserialize)]
+struct Described {
+    owner: String,
+    /// Whatever the contender stored; an SQL client may have stored anything.
+    who: Option<Value>,
+    mode: String,
+    slots: u32,
+    fencing_token: Option<Token>,
+    slot: Option<u32>,
+    since: String,
+    ttl_ms: u64,
+    expires_in_ms: i64,
+    revoked: Option<String>,
+}
+
+impl From<Described> for Contender {
+    fn from(described: Described) -> Contender {
+        let mode = match described.mode.as_str() {
+            "shared" => Mode::Shared,
+            "slots" => Mode::Slots(described.slots),
+            _ => Mode::Exclusive,
+        };
+        let who = described.who.and_then(|who| Identity::from_json(&who.to_string()));
+        let since = humantime::parse_rfc3339(&described.since).ok();
+        Contender {
+            who: who.filter(|who| who.owner.as_str() == described.owner),
+            foreign_owner: Some(described.owner),
+            token: described.fencing_token,
+            slot: described.slot,
+            waiting_since: since,
+            acquired_at: since,
+            ttl: Some(Duration::from_millis(described.ttl_ms)),
+            expires_in: Some(Duration::from_millis(described.expires_in_ms.max(0).unsigned_abs())),
+            revoked: described.revoked.is_some(),
+            ..Contender::unknown(mode)
+        }
+    }
+}
+
+pub fn contender(json: &str) -> Result<Contender> {
+    let described: Described =
+        serde_json::from_str(json).context("the server's description of a holder makes no sense")?;
+    Ok(described.into())
+}
+
+/// A run as its dlock described it, or what `dlock.vanished` says of one that vanished.
+fn run(stored: Value) -> Option<LastRun> {
+    #[derive(Deserialize)]
+    struct Gone {
+        vanished: Described,
+        ended_at: String,
+    }
+    let text = stored.to_string();
+    let Ok(gone) = serde_json::from_value::<Gone>(stored) else { return LastRun::from_json(&text) };
+    let run = LastRun::vanished(&Contender::from(gone.vanished).into_holder());
+    Some(LastRun { ended_at: humantime::parse_rfc3339(&gone.ended_at).ok(), ..run })
+}
+
+/// Reads what `dlock.status` says.
+pub fn state(json: &str) -> Result<LockState> {
+    #[derive(Deserialize)]
+    struct Status {
+        name: String,
+        last_run: Option<Value>,
+        earlier: Vec<Value>,
+        last_success_at: Option<String>,
+        contenders: Vec<Described>,
+        vanished: Vec<Value>,
+    }
+    let status: Status = serde_json::from_str(json).context("the server's status makes no sense")?;
+    let all = status.contenders.into_iter().map(Contender::from);
+    let (holders, waiters) = all.partition(|one| one.token.is_some());
+    let runs = status.vanished.into_iter().chain(status.last_run).chain(status.earlier);
+    let runs = runs.filter_map(run).collect();
+    let last_success_at = status.last_success_at.and_then(|at| humantime::parse_rfc3339(&at).ok());
+    let history = History { runs, last_success_at };
+    Ok(LockState::of(status.name.parse()?, "postgres", holders, waiters, history))
 }

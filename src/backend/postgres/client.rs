@@ -19,7 +19,7 @@ const STEP_BACK: Duration = Duration::from_millis(100);
 
 pub struct Client {
     settings: Settings,
-    patience: Patience,
+    pub patience: Patience,
     /// Where others tell us that it is worth asking again.
     channel: String,
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
@@ -33,17 +33,18 @@ pub struct Answer {
     pub rows: Vec<Row>,
 }
 
+impl Answer {
+    pub fn row(&self) -> Result<&Row> {
+        self.rows.first().context("the server answered nothing")
+    }
+}
+
 impl Client {
     pub fn new(address: &Address, patience: Patience) -> Result<Client> {
         let settings = Settings::of(address)?;
         let random = getrandom::u64().context("the kernel gave no random bytes")?;
         let channel = format!("{}_{random:016x}", settings.schema);
         Ok(Client { settings, patience, channel, session: None })
-    }
-
-    /// How long a request may take.
-    pub fn patience(&self) -> Duration {
-        self.patience.attempt
     }
 
     /// Where a contender wants to be woken, if it can be.
@@ -57,26 +58,15 @@ impl Client {
             return Ok(None);
         }
         let session = self.connected().await?;
-        Ok(self.session.insert(session).process())
+        Ok(self.session.insert(session).process)
     }
 
-    /// The same, whatever the user says.
-    pub fn process_as_told(&self) -> Option<i32> {
-        self.session.as_ref().and_then(Session::process)
+    pub fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
     }
 
-    pub fn is_connected(&self) -> bool {
-        self.session.is_some()
-    }
-
-    /// Calls what has to be there, and makes it if it is not.
-    pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
-        if let Some(answer) = self.call(sql, with).await? {
-            return Ok(answer);
-        }
-        self.install().await?;
-        let answer = self.call(sql, with).await?;
-        answer.ok_or_else(|| Fault::Config.because(schema::half_there(&self.settings.schema)))
+    pub fn disconnect(&mut self) {
+        self.session = None;
     }
 
     /// Whether a schema of this version is one that we can talk to.
@@ -84,18 +74,11 @@ impl Client {
         schema::check(version, &self.settings.schema)
     }
 
-    /// Calls what may not be there: `None` if it is not.
-    pub async fn call(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        self.attempt(None, sql, with).await
-    }
-
-    /// The same, and hears of later changes from then on.
-    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        self.attempt(self.channel(), sql, with).await
-    }
-
-    /// Makes the schema, or upgrades it.
-    async fn install(&mut self) -> Result<()> {
+    /// Calls what has to be there, and makes it if it is not.
+    pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+        if let Some(answer) = self.call(sql, with).await? {
+            return Ok(answer);
+        }
         loop {
             let session = self.connected().await?;
             match schema::install(&session, &self.settings.schema).await {
@@ -104,45 +87,34 @@ impl Client {
                 Err(error) => return Err(error),
                 Ok(()) => {
                     self.session = Some(session);
-                    return Ok(());
+                    break;
                 }
             }
         }
+        let answer = self.call(sql, with).await?;
+        answer.ok_or_else(|| Fault::Config.because(schema::half_there(&self.settings.schema)))
     }
 
-    /// Returns when there is something new; never, without a connection.
-    pub async fn news(&self) {
-        match &self.session {
-            Some(session) => session.news().await,
-            None => std::future::pending().await,
-        }
+    /// Calls what may not be there: `None` if it is not.
+    pub async fn call(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.ask(None, sql, with).await
     }
 
-    pub fn disconnect(&mut self) {
-        self.session = None;
+    /// Calls it, and hears of later changes from then on.
+    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.ask(self.channel(), sql, with).await
     }
 
     /// In `sql`, `dlock.` stands for the schema, whatever it is called.
-    fn named(&self, sql: &str) -> String {
-        sql.replace("dlock.", &format!("{}.", self.settings.schema))
-    }
-
-    async fn attempt(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        let sql = self.named(sql);
-        match self.ask(listen.as_deref(), &sql, with).await {
-            Err(error) if is_missing(&error) => Ok(None),
-            answer => answer.map(Some),
-        }
-    }
-
-    async fn ask(&mut self, listen: Option<&str>, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+    async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
         loop {
             let mut session = self.connected().await?;
             let unconfirmed = session.unconfirmed();
             let from = clock::now();
-            let answer = match listen {
-                Some(channel) => session.query_listening(channel, sql, with).await,
-                None => session.query(sql, with).await,
+            let answer = match &listen {
+                Some(channel) => session.query_listening(channel, &sql, with).await,
+                None => session.query(&sql, with).await,
             };
             match answer {
                 Ok(_) if session.unconfirmed() != unconfirmed => {
@@ -150,9 +122,10 @@ impl Client {
                 }
                 Ok(rows) => {
                     self.session = Some(session);
-                    return Ok(Answer { from, rows });
+                    return Ok(Some(Answer { from, rows }));
                 }
                 Err(error) if is_worth_repeating(&error) => self.session = Some(session),
+                Err(error) if is_missing(&error) => return Ok(None),
                 Err(error) => return Err(explain(error)),
             }
         }
@@ -172,11 +145,5 @@ impl Client {
                 opened => return opened,
             }
         }
-    }
-}
-
-impl Answer {
-    pub fn row(&self) -> Result<&Row> {
-        self.rows.first().context("the server answered nothing")
     }
 }

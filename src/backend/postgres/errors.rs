@@ -12,17 +12,14 @@ pub fn is_worth_repeating(error: &Error) -> bool {
 }
 
 /// Whether the schema `dlock` is not there, or not all of it.
-pub fn is_missing(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref::<Error>().and_then(Error::code);
-    matches!(
-        code,
-        Some(
-            &SqlState::INVALID_SCHEMA_NAME
-                | &SqlState::UNDEFINED_FUNCTION
-                | &SqlState::UNDEFINED_TABLE
-                | &SqlState::UNDEFINED_COLUMN
-        )
-    )
+pub fn is_missing(error: &Error) -> bool {
+    const MISSING: [SqlState; 4] = [
+        SqlState::INVALID_SCHEMA_NAME,
+        SqlState::UNDEFINED_FUNCTION,
+        SqlState::UNDEFINED_TABLE,
+        SqlState::UNDEFINED_COLUMN,
+    ];
+    error.code().is_some_and(|code| MISSING.contains(code))
 }
 
 /// Whether a text has a character that the database cannot keep.

@@ -1,6 +1,6 @@
 -- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew,
 -- since `expires` is on the clock of a server that is gone; dlock.acquire makes that so.
-CREATE OR REPLACE FUNCTION dlock.describe(c dlock.contenders) RETURNS json STABLE LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION dlock.describe(c dlock.contenders) RETURNS json VOLATILE LANGUAGE sql AS $$
     SELECT json_build_object(
         'owner', c.owner,
         'who', c.who,
@@ -25,10 +25,8 @@ $$;
 -- A session that stays with its contender holds the contender's wake-up lock, an advisory lock on its ticket. The next
 -- contender waits for it (dlock.await), so each that leaves wakes one, however many wait. It falls when the contender
 -- releases, or when its session ends. It only says that it is worth asking again: nothing is decided by it.
-CREATE FUNCTION dlock.hold_wake_up_lock(ticket bigint, session int) RETURNS boolean LANGUAGE sql AS $$
-    SELECT CASE WHEN session = pg_backend_pid()
-        THEN pg_try_advisory_lock('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
-    END
+CREATE FUNCTION dlock.hold_wake_up_lock(ticket bigint) RETURNS boolean LANGUAGE sql AS $$
+    SELECT pg_try_advisory_lock('dlock.contenders'::regclass::int, (ticket & 2147483647)::int)
 $$;
 
 -- With the commit, so that whoever is woken sees what we did.
@@ -79,33 +77,51 @@ EXCEPTION WHEN OTHERS THEN
     NULL;
 END $$;
 
--- Those who are served before a contender, and whether they keep it from the lock.
+-- Those who are served before a contender, and whether they keep it from the lock. SETOF, so that its text becomes part of
+-- the statements that use it, and is planned once a session.
 CREATE FUNCTION dlock.in_front(
-    self dlock.contenders, at timestamptz,
+    name text, owner text, mode text, slots int, ticket bigint, at timestamptz,
     OUT blocks boolean, OUT same_slots boolean,
     OUT ahead bigint,      -- waiters
     OUT next_end interval, -- until the first lease ends
     OUT nearest bigint     -- the one that has to be gone first, by its ticket
-) STABLE LANGUAGE sql AS $$
-    SELECT CASE self.mode
+) RETURNS SETOF record STABLE LANGUAGE sql AS $$
+    SELECT CASE in_front.mode
                WHEN 'shared' THEN NOT coalesce(bool_and(c.mode = 'shared'), true)
-               ELSE count(*) >= self.slots
+               ELSE count(*) >= in_front.slots
            END,
-           coalesce(bool_and(c.slots = self.slots), true),
+           coalesce(bool_and(c.slots = in_front.slots), true),
            count(*) FILTER (WHERE c.token IS NULL),
            min(c.expires) - at,
-           max(c.ticket) FILTER (WHERE self.mode <> 'shared' OR c.mode <> 'shared')
+           max(c.ticket) FILTER (WHERE in_front.mode <> 'shared' OR c.mode <> 'shared')
     FROM dlock.contenders c
-    WHERE c.name = self.name AND c.owner <> self.owner AND (c.token IS NOT NULL OR (c.ticket < self.ticket) IS NOT FALSE)
+    WHERE c.name = in_front.name AND c.owner <> in_front.owner
+      AND (c.token IS NOT NULL OR (c.ticket < in_front.ticket) IS NOT FALSE)
       AND c.server = pg_postmaster_start_time() AND c.expires > at
 $$;
 
 -- Has a lock's row to ourselves until the end of the transaction; see dlock.acquire for why it is an update.
-CREATE FUNCTION dlock.enter(name text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('dlock.inside', 'on', true);
-    UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name;
-END $$;
+CREATE FUNCTION dlock.enter(name text) RETURNS void LANGUAGE sql AS $$
+    SELECT set_config('dlock.inside', 'on', true);
+    UPDATE dlock.locks l SET token = l.token WHERE l.name = enter.name
+$$;
+
+-- A holder whose lease has run out as a run of the history: its dlock died. No field is taken out of a JSON text here: in
+-- a database of another encoding that fails where the text has a letter that the encoding has not.
+CREATE FUNCTION dlock.vanished(c dlock.contenders) RETURNS json VOLATILE LANGUAGE sql AS $$
+    SELECT json_build_object('vanished', dlock.describe(c),
+        'ended_at', to_char(c.expires AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'))
+$$;
+
+-- Makes a run the last one, and forgets those beyond so many.
+CREATE FUNCTION dlock.remember(name text, run json, runs int, succeeded timestamptz DEFAULT NULL) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE dlock.locks l
+    SET last_run = run, last_success = coalesce(succeeded, l.last_success),
+        earlier = CASE WHEN l.last_run IS NULL THEN l.earlier
+                       ELSE (array_prepend(l.last_run, l.earlier))[1:greatest(runs, 1) - 1] END
+    WHERE l.name = remember.name AND run IS NOT NULL
+$$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
 -- queue, which is lost unless asked again within the smaller of ttl and 10 s; whoever does so says again => true. Also:
@@ -125,112 +141,111 @@ CREATE FUNCTION dlock.acquire(
     OUT version int          -- of this schema
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-    here constant timestamptz := pg_postmaster_start_time();
     untouched constant boolean := txid_current_if_assigned() IS NULL; -- the commit is about nothing but us
-    at timestamptz := clock_timestamp();
+    at timestamptz;
+    next_token bigint;
     self dlock.contenders;
-    blocks boolean := false;
-    same_slots boolean := true;
-    nearest bigint;
+    front record;
 BEGIN
-    room := current_setting('max_connections')::int * 2 / 3;
+    -- Whoever comes first in a session has to wait until each statement is planned. So what only some need stands in a
+    -- branch of its own.
     version := dlock.version();
     PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
 
     -- As long as a waiter is blocked, it changes nothing but its own row. So a thousand that ask again do not wait for
     -- each other.
     IF again AND queue THEN
+        at := clock_timestamp();
         SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-        SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
-        IF blocks AND self.token IS NULL THEN
+        SELECT * INTO front FROM dlock.in_front(name, owner, self.mode, self.slots, self.ticket, at);
+        IF front.blocks AND self.token IS NULL THEN
             UPDATE dlock.contenders c SET expires = at + c.ttl, session = pg_backend_pid()
             WHERE c.name = acquire.name AND c.owner = acquire.owner AND c.token IS NULL
-              AND c.server = here AND c.expires > at;
+              AND c.server = pg_postmaster_start_time() AND c.expires > at;
             outcome := CASE WHEN FOUND THEN 'busy' END;
         END IF;
     END IF;
 
     IF outcome IS NULL THEN
-        -- Whoever is granted the lock, or gives it up, updates this row: above READ COMMITTED, whoever decides by an older
-        -- picture of the contenders then fails, and asks again.
-        PERFORM FROM dlock.locks l WHERE l.name = acquire.name FOR UPDATE;
-        IF NOT FOUND THEN
+        -- Whoever wants the lock, or gives it up, updates this row: above READ COMMITTED, whoever decides by an older picture
+        -- of the contenders then fails, and asks again.
+        LOOP
+            UPDATE dlock.locks l
+            SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint)
+            WHERE l.name = acquire.name RETURNING l.token, clock_timestamp() INTO next_token, at;
+            EXIT WHEN FOUND;
             INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
-            PERFORM FROM dlock.locks l WHERE l.name = acquire.name FOR UPDATE;
-        END IF;
-        at := clock_timestamp();
+        END LOOP;
         self := NULL;
-        ahead := 0;
-        blocks := false;
-        same_slots := true;
+        outcome := 'granted';
         IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name) THEN
-            UPDATE dlock.contenders c SET server = here, expires = at + c.ttl
-            WHERE c.name = acquire.name AND c.server <> here;
+            UPDATE dlock.contenders c SET server = pg_postmaster_start_time(), expires = at + c.ttl
+            WHERE c.name = acquire.name AND c.server <> pg_postmaster_start_time();
+            PERFORM dlock.remember(acquire.name, dlock.vanished(c), 20) FROM dlock.contenders c
+            WHERE c.name = acquire.name AND c.expires <= at AND c.token IS NOT NULL AND NOT c.kept;
             DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.expires <= at;
             SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-            IF self.owner IS NULL THEN
-                self.name := acquire.name;
-                self.owner := acquire.owner;
-                self.mode := acquire.mode;
-                self.slots := acquire.slots;
+            IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
+                outcome := 'busy';
+                ahead := 0;
+                next_end := self.expires - at;
+                holder := dlock.describe(self);
+                RETURN;
             END IF;
-            SELECT f.* INTO blocks, same_slots, ahead, next_end, nearest FROM dlock.in_front(self, at) f;
+            SELECT * INTO front FROM dlock.in_front(
+                name, owner, coalesce(self.mode, mode), coalesce(self.slots, slots), self.ticket, at);
+            outcome := CASE
+                WHEN self.token IS NOT NULL THEN 'granted' -- before; the answer was lost
+                WHEN NOT front.same_slots THEN 'other slots'
+                WHEN front.blocks THEN 'busy'
+                ELSE 'granted'
+            END;
         END IF;
-
-        IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
-            outcome := 'busy';
-            ahead := 0;
-            next_end := self.expires - at;
-            holder := dlock.describe(self);
-            RETURN;
-        ELSIF self.token IS NOT NULL THEN -- granted before; the answer was lost
-            outcome := 'granted';
-            token := self.token;
+        IF once IS NOT NULL AND self.token IS NULL THEN
+            IF EXISTS (SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once) THEN
+                DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+                outcome := 'already ran';
+                RETURN;
+            END IF;
+        END IF;
+        IF outcome = 'granted' THEN
+            token := coalesce(self.token, next_token);
             slot := self.slot;
-        ELSIF once IS NOT NULL AND EXISTS (
-            SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once
-        ) THEN
-            DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-            outcome := 'already ran';
-            RETURN;
-        ELSIF NOT same_slots THEN
-            outcome := 'other slots';
-        ELSIF blocks THEN
-            outcome := 'busy';
-            ttl := least(ttl, '10 s');
         ELSE
-            outcome := 'granted';
-            UPDATE dlock.locks l SET token = greatest(l.token + 1, (date_part('epoch', at) * 1e6::float8)::bigint)
-            WHERE l.name = acquire.name RETURNING l.token INTO token;
-            IF mode = 'slots' THEN
-                SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
-                WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
-            END IF;
+            ttl := least(ttl, '10 s');
         END IF;
-        IF outcome = 'granted' OR (outcome = 'busy' AND queue) THEN
+        IF mode = 'slots' AND token = next_token THEN
+            SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
+            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
+        END IF;
+        IF self.owner IS NOT NULL AND (token IS NOT NULL OR outcome = 'busy' AND queue) THEN
+            UPDATE dlock.contenders c
+            SET token = acquire.token, slot = acquire.slot,
+                since = CASE WHEN c.token IS NOT DISTINCT FROM acquire.token THEN c.since ELSE at END,
+                ttl = acquire.ttl, expires = at + acquire.ttl, wake = acquire.wake, session = pg_backend_pid()
+            WHERE c.name = acquire.name AND c.owner = acquire.owner;
+        ELSIF token IS NOT NULL OR outcome = 'busy' AND queue THEN
             INSERT INTO dlock.contenders AS c
                 (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
             VALUES (acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot, at, acquire.ttl,
-                    at + acquire.ttl, here, acquire.who, acquire.wake, pg_backend_pid())
-            ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
-            SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
-                since = CASE WHEN c.token IS NOT DISTINCT FROM excluded.token THEN c.since ELSE excluded.since END,
-                server = excluded.server, wake = excluded.wake, session = excluded.session
+                    at + acquire.ttl, pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid())
             RETURNING c.ticket INTO self.ticket;
         END IF;
     END IF;
 
-    IF self.ticket IS NOT NULL AND self.session IS DISTINCT FROM pg_backend_pid() THEN
-        PERFORM dlock.hold_wake_up_lock(self.ticket, session);
-    END IF;
+    PERFORM dlock.hold_wake_up_lock(self.ticket)
+    WHERE session = pg_backend_pid() AND self.session IS DISTINCT FROM session;
     IF outcome = 'granted' THEN
         RETURN;
     END IF;
+    ahead := front.ahead;
+    next_end := front.next_end;
+    room := current_setting('max_connections')::int * 2 / 3;
     SELECT dlock.describe(c) INTO holder FROM dlock.contenders c
     WHERE c.name = acquire.name AND c.owner <> acquire.owner
     ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
-    IF queue AND session = pg_backend_pid() AND dlock.has_wake_up_lock(nearest) THEN
-        behind := nearest;
+    IF queue AND session = pg_backend_pid() AND dlock.has_wake_up_lock(front.nearest) THEN
+        behind := front.nearest;
         IF self.session IS DISTINCT FROM pg_backend_pid() THEN
             PERFORM dlock.end_with_the_client();
         END IF;
@@ -268,9 +283,8 @@ BEGIN
         SET ttl = renew.ttl, expires = clock_timestamp() + renew.ttl, server = pg_postmaster_start_time(),
             wake = coalesce(renew.wake, c.wake), session = pg_backend_pid()
         WHERE c.name = renew.name AND c.owner = renew.owner;
-        IF self.session IS DISTINCT FROM pg_backend_pid() THEN
-            PERFORM dlock.hold_wake_up_lock(self.ticket, session);
-        END IF;
+        PERFORM dlock.hold_wake_up_lock(self.ticket)
+        WHERE session = pg_backend_pid() AND self.session IS DISTINCT FROM session;
     END IF;
 END $$;
 
@@ -286,7 +300,7 @@ CREATE FUNCTION dlock.renew(
 -- What is kept can be ended earlier or later by dlock.rehold, with nothing but the owner.
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
-    keep interval DEFAULT NULL, session int DEFAULT NULL
+    keep interval DEFAULT NULL, session int DEFAULT NULL, runs int DEFAULT 20, succeeded timestamptz DEFAULT NULL
 ) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
@@ -317,8 +331,11 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     UPDATE dlock.locks l
-    SET last_owner = release.owner, last_token = release.token, last_run = coalesce(release.last_run, l.last_run)
+    SET last_owner = release.owner, last_token = release.token
     WHERE l.name = release.name;
+    IF last_run IS NOT NULL THEN
+        PERFORM dlock.remember(name, last_run, runs, succeeded);
+    END IF;
     IF once IS NOT NULL THEN
         INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
     END IF;
@@ -335,29 +352,29 @@ CREATE OR REPLACE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
-    here constant timestamptz := pg_postmaster_start_time();
     self dlock.contenders;
 BEGIN
     PERFORM dlock.durably(), dlock.enter(name);
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = rehold.name AND c.owner = rehold.owner AND c.token IS NOT NULL
-      AND (c.expires > clock_timestamp() OR c.server <> here);
-    outcome := CASE
-        WHEN self.token IS NULL THEN 'not held'
-        WHEN NOT self.kept THEN 'running'
-        WHEN ttl > '0' AND self.revoked IS NOT NULL THEN 'revoked'
-        ELSE 'done'
-    END;
-    reason := self.revoked;
-    IF outcome = 'not held' THEN
+      AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time());
+    IF self.token IS NULL THEN
         SELECT 'force released', f.reason INTO outcome, reason FROM dlock.force_released f
         WHERE f.name = rehold.name AND f.owner = rehold.owner ORDER BY f.token DESC LIMIT 1;
         outcome := coalesce(outcome, 'not held');
-    ELSIF outcome = 'done' AND ttl > '0' THEN
+    ELSIF NOT self.kept THEN
+        outcome := 'running';
+    ELSIF ttl > '0' AND self.revoked IS NOT NULL THEN
+        outcome := 'revoked';
+        reason := self.revoked;
+    ELSIF ttl > '0' THEN
+        outcome := 'done';
         UPDATE dlock.contenders c
-        SET ttl = rehold.ttl, expires = clock_timestamp() + rehold.ttl, server = here, session = pg_backend_pid()
+        SET ttl = rehold.ttl, expires = clock_timestamp() + rehold.ttl, server = pg_postmaster_start_time(),
+            session = pg_backend_pid()
         WHERE c.name = rehold.name AND c.owner = rehold.owner;
-    ELSIF outcome = 'done' THEN
+    ELSE
+        outcome := 'done';
         DELETE FROM dlock.contenders c WHERE c.name = rehold.name AND c.owner = rehold.owner;
     END IF;
 END $$;
@@ -371,8 +388,7 @@ BEGIN
 END $$;
 
 -- Takes the lock away from exactly this holder: marks it for the holder to release ('marked'), or, with now => true or
--- reason => NULL, frees it without waiting for the holder ('freed'); then last_run becomes the last run, unless that has
--- ended already. 'not held': too late. The holder is notified.
+-- reason => NULL, frees it without waiting for the holder ('freed'); then last_run becomes the last run. 'not held': too late. The holder is notified.
 CREATE OR REPLACE FUNCTION dlock.revoke(
     name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql
@@ -382,19 +398,17 @@ DECLARE
     self dlock.contenders;
 BEGIN
     PERFORM dlock.enter(name);
-    IF outcome = 'marked' THEN
-        UPDATE dlock.contenders c SET revoked = revoke.reason
-        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token RETURNING c.* INTO self;
-    ELSE
-        DELETE FROM dlock.contenders c
-        WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token RETURNING c.* INTO self;
-    END IF;
+    UPDATE dlock.contenders c SET revoked = revoke.reason
+    WHERE c.name = revoke.name AND c.owner = revoke.owner AND c.token = revoke.token RETURNING c.* INTO self;
     IF NOT FOUND THEN
         RETURN 'not held';
     END IF;
     IF outcome = 'freed' THEN
-        UPDATE dlock.locks l SET last_run = revoke.last_run
-        WHERE l.name = revoke.name AND revoke.last_run IS NOT NULL AND NOT self.kept;
+        DELETE FROM dlock.contenders c WHERE c.name = revoke.name AND c.owner = revoke.owner;
+        -- What is only kept after a run takes nothing away from how that ended.
+        PERFORM dlock.remember(name, last_run, 20) WHERE NOT self.kept OR NOT EXISTS (
+            SELECT FROM dlock.locks l
+            WHERE l.name = revoke.name AND strpos(l.last_run::text, '"owner":"' || self.owner || '"') > 0);
         DELETE FROM dlock.force_released f WHERE f.at < clock_timestamp() - interval '1 day';
         INSERT INTO dlock.force_released
         SELECT revoke.name, revoke.token, revoke.owner, revoke.reason WHERE revoke.reason IS NOT NULL;
@@ -405,12 +419,36 @@ END $$;
 
 -- One lock as JSON: its contenders in the order of the queue, and its last run. Null: never used.
 CREATE OR REPLACE FUNCTION dlock.status(name text) RETURNS json STABLE LANGUAGE sql AS $$
-    SELECT json_build_object('name', l.name, 'last_run', l.last_run, 'contenders', (
-        SELECT coalesce(json_agg(dlock.describe(c) ORDER BY c.ticket), '[]')
-        FROM dlock.contenders c
-        WHERE c.name = l.name AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())))
+    SELECT json_build_object('name', l.name, 'last_run', l.last_run, 'earlier', to_json(l.earlier),
+        'last_success_at', to_char(l.last_success AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
+        'contenders', (
+            SELECT coalesce(json_agg(dlock.describe(c) ORDER BY c.ticket), '[]') FROM dlock.contenders c
+            WHERE c.name = l.name AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())),
+        'vanished', (
+            SELECT coalesce(json_agg(dlock.vanished(c) ORDER BY c.token DESC), '[]') FROM dlock.contenders c
+            WHERE c.name = l.name AND c.expires <= clock_timestamp() AND c.server = pg_postmaster_start_time()
+              AND c.token IS NOT NULL AND NOT c.kept))
     FROM dlock.locks l WHERE l.name = status.name
 $$;
+
+-- Removes what is on record of a lock, but for its token: all of it ('done', or 'in use' while somebody holds it or waits),
+-- or with `once` only that key. 'nothing': there was none.
+CREATE FUNCTION dlock.forget(name text, once text DEFAULT NULL) RETURNS text LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+BEGIN
+    PERFORM dlock.durably(), dlock.enter(name);
+    IF once IS NULL AND EXISTS (SELECT FROM dlock.contenders c WHERE c.name = forget.name
+            AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())) THEN
+        RETURN 'in use';
+    END IF;
+    DELETE FROM dlock.successes s WHERE s.name = forget.name AND s.key = coalesce(forget.once, s.key);
+    IF once IS NOT NULL THEN
+        RETURN CASE WHEN FOUND THEN 'done' ELSE 'nothing' END;
+    END IF;
+    DELETE FROM dlock.contenders c WHERE c.name = forget.name;
+    UPDATE dlock.locks l SET last_run = NULL, earlier = '{}', last_success = NULL WHERE l.name = forget.name;
+    RETURN CASE WHEN FOUND THEN 'done' ELSE 'nothing' END;
+END $$;
 
 -- The resource's side of fencing. Called in the transaction that writes, it refuses that write if a newer
 -- token was seen already, and makes writers with different tokens wait for each other's commit.

@@ -13,39 +13,34 @@
 //! not: leases from before are counted anew, for a whole ttl from the first look at them. No client vouches for
 //! another: what a failover to an *asynchronous* standby forgets is gone.
 
-mod answer;
+pub mod answer;
 mod client;
 mod doctor;
 mod errors;
-mod passfile;
 mod recipe;
 mod schema;
 mod session;
 mod settings;
-pub mod status;
 mod stream;
 mod tls;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use tokio_postgres::Row;
-use tokio_postgres::types::Type;
 
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
 
-use answer::Renewed;
-use client::{Answer, Client};
+use client::Client;
 use errors::is_unwritable;
 use recipe::Place;
 use session::Parameters;
 pub use settings::PARAMETERS;
-use status::Status;
 
 const LOCKS_PER_PAGE: i64 = 100;
 
@@ -68,14 +63,7 @@ impl Postgres {
         };
         let (name, token) = (name.as_str(), number(token)?);
         let run = now.then(|| ascii(&LastRun::cut_short(from, reason).to_json()));
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&token, Type::INT8),
-            (&reason, Type::TEXT),
-            (&now, Type::BOOL),
-            (&run, Type::TEXT),
-        ];
+        let with: &Parameters<'_> = &[&name, &owner, &token, &reason, &now, &run];
         let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4, $5, $6::json)", with).await?;
         answer.map_or(Ok(Revoked::NotHeld), |answer| answer::revoked(answer.row()?))
     }
@@ -83,9 +71,9 @@ impl Postgres {
     /// Why a lock is not ours any more, if an operator has freed it. The release before is certain, and its answer would
     /// get lost if this took longer than a request may.
     async fn why_force_released(&mut self, lease: &Lease, asked: Instant) -> Option<String> {
-        let left = self.client.patience().saturating_sub(asked.elapsed()) / 2;
+        let left = self.client.patience.attempt.saturating_sub(asked.elapsed()) / 2;
         match tokio::time::timeout(left, self.renew(lease)).await.ok()?.ok()? {
-            Renewal::Taken(reason) => Some(reason),
+            Renewal::ForceReleased(reason) => Some(reason),
             _ => None,
         }
     }
@@ -129,97 +117,88 @@ impl Backend for Postgres {
         } else if !self.hears_of_revocation && self.client.channel().is_some() {
             // The command is no short one: the lock is renewed, in order to be notified of a revocation from here on.
             self.hears_of_revocation = true;
+        } else if let Some(session) = self.client.session() {
+            session.news().await;
         } else {
-            self.client.news().await;
+            std::future::pending().await
         }
         Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        let (name, owner) = (ask.name.as_str(), ask.who.owner.as_str());
         self.place = None;
-        self.client.call("SELECT dlock.withdraw($1, $2)", &[(&name, Type::TEXT), (&owner, Type::TEXT)]).await?;
+        let with: &Parameters<'_> = &[&ask.name.as_str(), &ask.who.owner.as_str()];
+        self.client.call("SELECT dlock.withdraw($1, $2)", with).await?;
         // With the session, the wake-up lock falls.
         self.client.disconnect();
         Ok(())
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, make_interval(secs => $4), $5, $6)";
+        const SQL: &str = "SELECT outcome, reason FROM dlock.renew($1, $2, $3, $4 * interval '1 s', $5, $6)";
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
-        let (seconds, wake) = (lease.term.ttl.as_secs_f64(), self.client.channel());
+        let (ttl, wake) = (lease.grant.ttl.as_secs_f64(), self.client.channel());
         let session = self.client.process().await?;
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&token, Type::INT8),
-            (&seconds, Type::FLOAT8),
-            (&wake, Type::TEXT),
-            (&session, Type::INT4),
-        ];
+        let with: &Parameters<'_> = &[&name, &owner, &token, &ttl, &wake, &session];
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone, or is another version's".to_owned()));
         };
-        Ok(match answer::renewed(answer.row()?)? {
-            Renewed::Held => Renewal::Held(Term { from: answer.from, ..lease.term }),
-            Renewed::Revoked(reason) => Renewal::Revoked(reason),
-            Renewed::ForceReleased(reason) => Renewal::Taken(reason),
-            Renewed::Lost(why) => Renewal::Lost(why),
-        })
+        answer::renewed(answer.row()?, Grant { from: answer.from, ..lease.grant })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, make_interval(secs => $6), $7)";
+        const SQL: &str =
+            "SELECT dlock.release($1, $2, $3, $4::json, $5, $6 * interval '1 s', $7, $8, to_timestamp($9))";
         let asked = clock::now();
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
-        let last_run = ending.last_run.as_ref().map(|run| ascii(&run.to_json()));
-        let once =
-            ending.last_run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.once.as_deref()).map(plain);
+        let run = ending.last_run.as_ref();
+        let last_run = run.map(|run| ascii(&run.to_json()));
+        let success = run.filter(|run| run.succeeded());
+        let once = success.and_then(|run| run.once.as_deref()).map(plain);
+        let since_epoch =
+            |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs_f64());
+        let succeeded = success.and_then(|run| run.ended_at).and_then(since_epoch);
         let keep = ending.hold_until.map_or(0.0, |until| until.remaining().as_secs_f64());
-        let session = self.client.process().await?;
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&token, Type::INT8),
-            (&last_run, Type::TEXT),
-            (&once, Type::TEXT),
-            (&keep, Type::FLOAT8),
-            (&session, Type::INT4),
-        ];
+        let (session, runs) = (self.client.process().await?, i32::try_from(ending.keep)?);
+        let with: &Parameters<'_> = &[&name, &owner, &token, &last_run, &once, &keep, &session, &runs, &succeeded];
         let Some(answer) = self.client.call(SQL, with).await? else { return Ok(Released::NotOurs) };
         if answer.row()?.try_get(0)? {
             return Ok(Released::Done);
         }
         let why = self.why_force_released(lease, asked).await;
-        Ok(why.map_or(Released::NotOurs, Released::Taken))
+        Ok(why.map_or(Released::NotOurs, Released::ForceReleased))
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, make_interval(secs => $3))";
-        let with: &Parameters<'_> =
-            &[(&name.as_str(), Type::TEXT), (&owner.as_str(), Type::TEXT), (&ttl.as_secs_f64(), Type::FLOAT8)];
-        let answer = self.client.call(SQL, with).await?;
+        const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, $3 * interval '1 s')";
+        let answer = self.client.call(SQL, &[&name.as_str(), &owner.as_str(), &ttl.as_secs_f64()]).await?;
         answer.map_or(Ok(Reheld::NotOurs), |answer| answer::reheld(answer.row()?))
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        let never_used = LockState::free(name.clone(), "postgres");
-        let answer = self.client.call("SELECT dlock.status($1)::text", &[(&name.as_str(), Type::TEXT)]).await?;
-        let Some(answer) = answer else { return Ok(never_used) };
-        match answer.row()?.try_get(0)? {
-            Some(status) => Status::parse(status)?.into_state(),
-            None => Ok(never_used),
-        }
+        let answer = self.client.call("SELECT dlock.status($1)::text", &[&name.as_str()]).await?;
+        let status: Option<String> = match answer {
+            Some(answer) => answer.row()?.try_get(0)?,
+            None => None,
+        };
+        status.map_or_else(|| Ok(LockState::free(name.clone(), "postgres")), |status| answer::state(&status))
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let once = match what {
+            Forget::Everything => None,
+            Forget::Once(key) => Some(plain(key)),
+        };
+        let answer = self.client.call("SELECT dlock.forget($1, $2)", &[&name.as_str(), &once]).await?;
+        answer.map_or(Ok(Forgotten::Nothing), |answer| answer::forgotten(answer.row()?))
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
         const SQL: &str = "SELECT dlock.status(l.name)::text FROM dlock.locks l
             WHERE l.name > coalesce($1, '') COLLATE \"C\" ORDER BY l.name LIMIT $2";
-        let with: &Parameters<'_> = &[(&after, Type::TEXT), (&LOCKS_PER_PAGE, Type::INT8)];
-        let Some(Answer { rows, .. }) = self.client.call(SQL, with).await? else { return Ok(Page::default()) };
-        let read = |row: &Row| Status::parse(row.try_get(0)?)?.into_state();
-        let locks = rows.iter().map(read).collect::<Result<Vec<_>>>()?;
-        let full = i64::try_from(rows.len())? == LOCKS_PER_PAGE;
+        let Some(answer) = self.client.call(SQL, &[&after, &LOCKS_PER_PAGE]).await? else { return Ok(Page::default()) };
+        let locks = answer.rows.iter().map(|row| answer::state(row.try_get(0)?)).collect::<Result<Vec<_>>>()?;
+        let full = i64::try_from(locks.len())? == LOCKS_PER_PAGE;
         let next = locks.last().filter(|_| full).map(|last| last.name.to_string());
         Ok(Page { locks, next })
     }

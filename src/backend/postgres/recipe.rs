@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio_postgres::types::Type;
 
-use super::answer::{self, ACQUIRED, Acquired, Outcome, Queued};
+use super::answer::{self, ACQUIRED, Acquired, Queued};
 use super::session::Parameters;
 use super::{Postgres, ascii, plain};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
-use crate::lock::{Mode, Term};
+use crate::lock::{Contender, Grant, Mode, messages};
 
 /// How long a place in the queue lasts unless asked again; functions.sql has the same number.
 const PLACE: Duration = Duration::from_secs(10);
@@ -26,91 +25,86 @@ pub(super) struct Place {
     behind: Option<i64>,
     /// When to ask again at the latest.
     due: Instant,
+    /// It is our turn, as far as the one in front was all that blocked us.
+    woken: bool,
 }
 
 impl Postgres {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let (from, Acquired { outcome, version }) = self.ask(ask).await?;
-        self.client.check_version(version)?;
+        let (from, answer) = self.ask(ask).await?;
         self.place = None;
-        Ok(match outcome {
-            Outcome::Granted { token, slot } => {
+        Ok(match answer {
+            Acquired::Granted { token, slot } => {
                 self.hears_of_revocation = false;
                 Attempt::Granted(Lease {
                     name: ask.name.clone(),
                     owner: ask.who.owner.clone(),
                     token,
                     slot,
-                    term: Term { from, ttl: ask.ttl, slack: Duration::ZERO },
+                    grant: Grant { from, ttl: ask.ttl, slack: Duration::ZERO },
                     descriptors: Vec::new(),
                 })
             }
-            Outcome::Busy(queued) => Attempt::Busy(self.queue(ask, &queued)),
-            Outcome::OtherSlots(contender) => Attempt::OtherTerms(contender.terms()),
-            Outcome::AlreadyRan => Attempt::AlreadyRan,
+            Acquired::Busy(queued) => Attempt::Busy(self.queue(ask, queued)),
+            Acquired::OtherSlots(other) => {
+                let (theirs, holder) = (other.mode, other.into_holder());
+                let host = holder.host.map(|host| format!(" on {host}")).unwrap_or_default();
+                let who = holder.owner.unwrap_or_default() + &host;
+                Attempt::OtherSlots(messages::other_slots(who, theirs, ask.mode))
+            }
+            Acquired::AlreadyRan => Attempt::AlreadyRan,
         })
     }
 
     async fn ask(&mut self, ask: &Ask) -> Result<(Instant, Acquired)> {
         let sql = format!(
-            "SELECT {ACQUIRED} FROM dlock.acquire($1, $2, make_interval(secs => $3), $4, $5, $6, $7, $8::json, $9, $10,
-             $11)"
+            "SELECT {ACQUIRED} FROM dlock.acquire($1, $2, $3 * interval '1 s', $4, $5, $6, $7, $8::json, $9, $10, $11)"
         );
-        let (name, owner, mode) = (ask.name.as_str(), ask.who.owner.as_str(), word(ask.mode));
-        let (slots, ttl) = (i32::try_from(ask.mode.slots())?, ask.ttl.as_secs_f64());
-        let (who, wake) = (ascii(&ask.who.to_json()), self.client.channel());
-        let once = ask.once.as_deref().map(plain);
-        let (session, again) = (self.client.process().await?, self.place.is_some());
-        let with: &Parameters<'_> = &[
-            (&name, Type::TEXT),
-            (&owner, Type::TEXT),
-            (&ttl, Type::FLOAT8),
-            (&mode, Type::TEXT),
-            (&slots, Type::INT4),
-            (&ask.queue, Type::BOOL),
-            (&once, Type::TEXT),
-            (&who, Type::TEXT),
-            (&wake, Type::TEXT),
-            (&session, Type::INT4),
-            (&again, Type::BOOL),
-        ];
+        let (name, owner, ttl) = (ask.name.as_str(), ask.who.owner.as_str(), ask.ttl.as_secs_f64());
+        let (mode, slots) = (word(ask.mode), i32::try_from(ask.mode.slots())?);
+        let (once, who) = (ask.once.as_deref().map(plain), ascii(&ask.who.to_json()));
+        let (wake, session) = (self.client.channel(), self.client.process().await?);
+        let again = self.place.as_ref().is_some_and(|place| !place.woken);
+        let with: &Parameters<'_> =
+            &[&name, &owner, &ttl, &mode, &slots, &ask.queue, &once, &who, &wake, &session, &again];
         let answer = self.client.call_installed(&sql, with).await?;
-        Ok((answer.from, answer::acquired(answer.row()?)?))
+        let (version, acquired) = answer::acquired(answer.row()?)?;
+        self.client.check_version(version)?;
+        Ok((answer.from, acquired))
     }
 
     /// What follows for our place.
-    fn queue(&mut self, ask: &Ask, queued: &Queued) -> Busy {
+    fn queue(&mut self, ask: &Ask, queued: Queued) -> Busy {
         // Those far behind keep no connection between two questions, so that there is one left for others.
         let far = queued.ahead >= queued.room;
         let behind = queued.behind.filter(|_| !far);
-        let due = clock::now() + until_next_question(ask, queued, behind);
+        let due = clock::now() + until_next_question(ask, &queued, behind);
         let late = if behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
         if ask.queue {
-            self.place = Some(Place { behind, due });
+            self.place = Some(Place { behind, due, woken: false });
         }
         if far {
             self.client.disconnect();
         }
-        Busy {
-            holder: queued.holder.as_ref().map(|holder| holder.to_holder()),
-            ahead: Some(queued.ahead),
-            ask_again: due + late,
-        }
+        Busy { holder: queued.holder.map(Contender::into_holder), ahead: Some(queued.ahead), ask_again: due + late }
     }
 
     /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. What is abandoned half-way
     /// ends on the server within a second.
     pub(super) async fn wait_in_queue(&mut self) {
-        let Some(Place { behind: Some(behind), due }) = self.place else { return std::future::pending().await };
-        while !due.has_passed() {
-            let patience = due.remaining().as_secs_f64();
-            let with: &Parameters<'_> = &[(&behind, Type::INT8), (&patience, Type::FLOAT8)];
-            let woken = self.client.call("SELECT dlock.await($1, make_interval(secs => $2))", with).await;
-            match woken.map(|answer| answer.and_then(|answer| answer.row().and_then(|row| Ok(row.try_get(0)?)).ok())) {
+        let Some(place) = &mut self.place else { return };
+        let Some(behind) = place.behind else { return std::future::pending().await };
+        while !place.due.has_passed() {
+            let patience = place.due.remaining().as_secs_f64();
+            let woken = self.client.call("SELECT dlock.await($1, $2 * interval '1 s')", &[&behind, &patience]).await;
+            match woken.and_then(|answer| answer.map(|answer| Ok(answer.row()?.try_get(0)?)).transpose()) {
                 Ok(Some(false)) => {}
-                Ok(Some(true)) => return,
+                Ok(Some(true)) => {
+                    place.woken = true;
+                    return;
+                }
                 // The connection is gone, and our place will be if we do not ask for it.
-                Err(_) if !self.client.is_connected() => return,
+                Err(_) if self.client.session().is_none() => return,
                 // The server does not let us wait: then we ask when it is time.
                 Ok(None) | Err(_) => return std::future::pending().await,
             }
@@ -126,8 +120,9 @@ fn word(mode: Mode) -> &'static str {
     }
 }
 
-/// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several,
-/// and we can wait for one of them only.
+/// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several
+/// holders. A session of PostgreSQL waits for one lock at a time, and only its holder can release that: so the wake-up lock
+/// of one holder says nothing of the others, and those who wait for a slot ask again and again.
 fn until_next_question(ask: &Ask, queued: &Queued, behind: Option<i64>) -> Duration {
     let kept = (ask.ttl.min(PLACE) / 3).min(queued.next_end + Duration::from_millis(1));
     match (behind, ask.mode) {

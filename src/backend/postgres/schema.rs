@@ -1,6 +1,7 @@
 //! The schema `dlock`: made, or upgraded from version 3, by whoever comes first and may, or by an administrator.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::errors::explain;
@@ -36,23 +37,22 @@ pub fn script(schema: &str) -> String {
 
 /// Makes what is missing. Two that come first at the same time wait for each other.
 pub async fn install(session: &Session, schema: &str) -> Result<()> {
-    let client = session.client();
     // The key is the word "dlock" in ASCII. Calls of an older version that wait for each other end in this time.
-    client
-        .batch_execute(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s';
-             SELECT pg_advisory_xact_lock(431131223915)",
-        )
-        .await
-        .map_err(explain)?;
+    const ALONE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '4s';
+        SELECT pg_advisory_xact_lock(431131223915)";
+    session.execute(ALONE).await.map_err(explain)?;
     let found =
-        format!("SELECT to_regnamespace('{schema}') IS NOT NULL, to_regprocedure('{schema}.version()') IS NOT NULL");
-    let found = session.query(&found, &[]).await.map_err(explain)?;
-    let found = found.first().context("no answer about the schema")?;
-    let version = if found.try_get(1)? { Some(installed_version(session, schema).await?) } else { None };
-    if version.is_none_or(|version| version == UPGRADABLE) {
-        let create = if found.try_get(0)? { String::new() } else { format!("CREATE SCHEMA {schema};") };
-        match client.batch_execute(&(create + &definitions(schema))).await {
+        format!("SELECT to_regnamespace('{schema}') IS NULL, to_regprocedure('{schema}.version()') IS NOT NULL");
+    let found = session.query_one(&found).await?;
+    let version = match found.try_get(1)? {
+        true => Some(session.query_one(&format!("SELECT {schema}.version()")).await?.try_get(0)?),
+        false => None,
+    };
+    if let Some(version) = version.filter(|version| *version != UPGRADABLE) {
+        check(version, schema)?;
+    } else {
+        let create = if found.try_get(0)? { format!("CREATE SCHEMA {schema};") } else { String::new() };
+        match session.execute(&(create + &definitions(schema))).await {
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 return Err(not_allowed(session, schema, version, error).await);
             }
@@ -61,15 +61,8 @@ pub async fn install(session: &Session, schema: &str) -> Result<()> {
             }
             made => made.map_err(explain)?,
         }
-    } else if let Some(version) = version {
-        check(version, schema)?;
     }
-    client.batch_execute("COMMIT").await.map_err(explain)
-}
-
-async fn installed_version(session: &Session, schema: &str) -> Result<i32> {
-    let version = session.query(&format!("SELECT {schema}.version()"), &[]).await.map_err(explain)?;
-    Ok(version.first().context("no answer about the version")?.try_get(0)?)
+    session.execute("COMMIT").await.map_err(explain)
 }
 
 /// Whether a schema of this version is one that we can talk to.
@@ -90,19 +83,11 @@ pub fn half_there(schema: &str) -> String {
     )
 }
 
-async fn not_allowed(
-    session: &Session,
-    schema: &str,
-    version: Option<i32>,
-    error: tokio_postgres::Error,
-) -> anyhow::Error {
+async fn not_allowed(session: &Session, schema: &str, version: Option<i32>, error: Error) -> anyhow::Error {
     // The transaction has failed; a new one may still ask who we are.
-    let asked = session.client().batch_execute("ROLLBACK").await.is_ok();
-    let role = match session.query("SELECT quote_ident(current_user)", &[]).await {
-        Ok(rows) if asked => rows.first().and_then(|row| row.try_get::<_, String>(0).ok()),
-        _ => None,
-    };
-    let role = role.unwrap_or_else(|| "ROLE".to_owned());
+    let _ = session.execute("ROLLBACK").await;
+    let role = session.query_one("SELECT quote_ident(current_user)").await.and_then(|row| Ok(row.try_get(0)?));
+    let role = role.unwrap_or_else(|_| "ROLE".to_owned());
     let (fault, advice) = match version {
         None => (
             Fault::Refused,

@@ -27,14 +27,31 @@ use crate::exit::Fault;
 const ANOTHER: Duration = Duration::from_millis(250);
 const MOST_ROWS: usize = 1000;
 
-pub type Parameters<'a> = [(&'a (dyn ToSql + Sync), Type)];
+/// A value for a query, and its type in SQL: named, so that the server need not be asked for it first.
+pub trait Parameter: Sync {
+    fn typed(&self) -> (&(dyn ToSql + Sync), Type);
+}
+
+macro_rules! parameters {
+    ($($rust:ty: $sql:ident),*) => {
+        $(impl Parameter for $rust {
+            fn typed(&self) -> (&(dyn ToSql + Sync), Type) {
+                (self, Type::$sql)
+            }
+        })*
+    };
+}
+
+parameters!(&str: TEXT, String: TEXT, Option<String>: TEXT, i64: INT8, i32: INT4, Option<i32>: INT4, f64: FLOAT8, Option<f64>: FLOAT8, bool: BOOL);
+
+pub type Parameters<'a> = [&'a dyn Parameter];
 
 pub struct Session {
     client: Client,
     heard: Arc<Heard>,
     listening: bool,
     /// What the server, or a pooler before it, calls the process that serves us.
-    process: Option<i32>,
+    pub process: Option<i32>,
     driver: AbortHandle,
 }
 
@@ -116,8 +133,8 @@ impl Session {
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
         let session = Session { client, heard, listening: false, process, driver };
         if server.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
-            let rows = session.query("SHOW transaction_read_only", &[]).await.map_err(explain)?;
-            if rows.first().and_then(|row| row.try_get(0).ok()) != Some("off") {
+            let row = session.query_one("SHOW transaction_read_only").await?;
+            if row.try_get::<_, &str>(0)? != "off" {
                 return Err(read_only().context(server.label));
             }
         }
@@ -128,8 +145,7 @@ impl Session {
         const SQL: &str =
             "SELECT pg_postmaster_start_time()::text, (SELECT system_identifier FROM pg_control_system()),
             ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int";
-        let rows = self.query(SQL, &[]).await.map_err(explain)?;
-        let row = rows.first().context("the server does not say who it is")?;
+        let row = self.query_one(SQL).await?;
         Ok(Identity { started: row.try_get(0)?, cluster: row.try_get(1)?, timeline: row.try_get(2)? })
     }
 
@@ -154,12 +170,8 @@ impl Session {
         rows
     }
 
-    pub fn process(&self) -> Option<i32> {
-        self.process
-    }
-
     pub async fn query(&self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
-        let mut rows = pin!(self.client.query_typed_raw(sql, with.iter().cloned()).await?);
+        let mut rows = pin!(self.client.query_typed_raw(sql, with.iter().map(|one| one.typed())).await?);
         let mut some = Vec::new();
         // No question of ours has more of an answer; a malicious server might.
         while some.len() < MOST_ROWS
@@ -170,8 +182,13 @@ impl Session {
         Ok(some)
     }
 
-    pub fn client(&self) -> &Client {
-        &self.client
+    pub async fn query_one(&self, sql: &str) -> Result<Row> {
+        self.query(sql, &[]).await.map_err(explain)?.into_iter().next().context("the server answered nothing")
+    }
+
+    /// Statements that answer nothing.
+    pub async fn execute(&self, sql: &str) -> Result<(), Error> {
+        self.client.batch_execute(sql).await
     }
 
     /// Returns when a notification has come, or the connection has ended.

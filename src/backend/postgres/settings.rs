@@ -1,6 +1,7 @@
 //! From a backend URL, libpq's environment and its password file to what a connection needs to know.
 
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,35 +9,16 @@ use anyhow::{Context, Result, bail, ensure};
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
-use super::passfile;
-use super::tls::{Check, Connector, Files};
-use crate::backend::Address;
-use crate::backend::Host;
+use super::tls::{Check, Connector};
+use crate::backend::{Address, Host};
 use crate::exit::Fault;
+use crate::openat;
 
+#[rustfmt::skip]
 pub const PARAMETERS: &[&str] = &[
-    "host",
-    "hostaddr",
-    "port",
-    "user",
-    "dbname",
-    "passfile",
-    "sslmode",
-    "sslrootcert",
-    "sslcert",
-    "sslkey",
-    "application_name",
-    "options",
-    "connect_timeout",
-    "target_session_attrs",
-    "channel_binding",
-    "gssencmode",
-    "client_encoding",
-    "keepalives",
-    "keepalives_idle",
-    "keepalives_interval",
-    "keepalives_count",
-    "tcp_user_timeout",
+    "host", "hostaddr", "port", "user", "dbname", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey",
+    "application_name", "options", "connect_timeout", "target_session_attrs", "channel_binding", "gssencmode",
+    "client_encoding", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
     "listen",
 ];
 
@@ -64,10 +46,21 @@ impl Settings {
     }
 
     fn read(address: &Address) -> Result<Settings> {
-        let hosts = hosts(address)?;
-        let addresses = addresses(address, hosts.len())?;
-        let server = |(number, host)| server(address, host, addresses.get(number).copied(), hosts.len() > 1);
-        let servers = hosts.iter().enumerate().map(server).collect::<Result<_>>()?;
+        let (hosts, mut common) = (hosts(address)?, common(address)?);
+        // Asking costs a round trip; a single server that cannot be written to will say so itself.
+        if hosts.len() > 1 {
+            common.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        let mut servers =
+            hosts.iter().map(|host| server(address, common.clone(), host)).collect::<Result<Vec<Server>>>()?;
+        // Where the hosts are, if their names are not to be looked up.
+        if let Some(given) = value(address, "hostaddr") {
+            let count = given.split(',').count();
+            ensure!(count == hosts.len(), "there are {count} addresses in hostaddr for {} hosts", hosts.len());
+            for (server, ip) in servers.iter_mut().zip(given.split(',')) {
+                server.config.hostaddr(ip.parse().with_context(|| format!("hostaddr={ip:?} is not an address"))?);
+            }
+        }
         let listen = match address.param("listen") {
             None | Some("on") => true,
             Some("off") => false,
@@ -100,105 +93,69 @@ fn schema(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// A parameter of the URL, else of libpq's environment.
-fn value(address: &Address, key: &str, variable: &str) -> Option<String> {
+/// A parameter of the URL, else of libpq's environment, where `sslcert` is `PGSSLCERT`.
+fn value(address: &Address, key: &str) -> Option<String> {
+    let variable = match key {
+        "dbname" => "PGDATABASE".to_owned(),
+        _ => format!("PG{}", key.to_ascii_uppercase()),
+    };
     let given = address.param(key).map(str::to_owned);
     given.or_else(|| std::env::var(variable).ok()).filter(|value| !value.is_empty())
 }
 
 fn hosts(address: &Address) -> Result<Vec<Host>> {
-    let ports = value(address, "port", "PGPORT").unwrap_or_else(|| "5432".to_owned());
-    let ports = ports
-        .split(',')
-        .map(|port| port.parse().ok().filter(|&port| port > 0).with_context(|| format!("{port:?} is not a port")))
-        .collect::<Result<Vec<u16>>>()?;
+    let ports = value(address, "port").unwrap_or_else(|| "5432".to_owned());
+    let port =
+        |text: &str| text.parse().ok().filter(|&port| port > 0).with_context(|| format!("{text:?} is not a port"));
+    let ports = ports.split(',').map(port).collect::<Result<Vec<u16>>>()?;
     let mut hosts = address.hosts().to_vec();
     if hosts.is_empty() {
-        let names = value(address, "host", "PGHOST").unwrap_or_else(|| "/var/run/postgresql".to_owned());
+        let names = value(address, "host").unwrap_or_else(|| "/var/run/postgresql".to_owned());
         hosts = names.split(',').map(|name| Host { name: name.to_owned(), port: None }).collect();
     }
-    ensure!(
-        ports.len() == 1 || ports.len() == hosts.len(),
-        "there are {} ports for {} hosts",
-        ports.len(),
-        hosts.len()
-    );
+    let counts = (ports.len(), hosts.len());
+    ensure!(counts.0 == 1 || counts.0 == counts.1, "there are {} ports for {} hosts", counts.0, counts.1);
     for (host, port) in hosts.iter_mut().zip(ports.iter().cycle()) {
         host.port = host.port.or(Some(*port));
     }
     Ok(hosts)
 }
 
-/// Where the hosts are, if their names are not to be looked up.
-fn addresses(address: &Address, hosts: usize) -> Result<Vec<IpAddr>> {
-    let Some(given) = value(address, "hostaddr", "PGHOSTADDR") else { return Ok(Vec::new()) };
-    let parse = |ip: &str| ip.parse().with_context(|| format!("hostaddr={ip:?} is not an address"));
-    let given = given.split(',').map(parse).collect::<Result<Vec<_>>>()?;
-    ensure!(given.len() == hosts, "there are {} addresses in hostaddr for {hosts} hosts", given.len());
-    Ok(given)
-}
-
-/// A parameter that is a whole number.
-fn count(address: &Address, key: &str) -> Result<Option<u32>> {
-    let parse = |text: &str| text.parse().with_context(|| format!("{key}={text:?} is not a whole number"));
-    address.param(key).map(parse).transpose()
-}
-
-/// How the kernel finds out that the other side is gone; as in libpq, zero is the kernel's own idea of it.
-fn keepalives(address: &Address, config: &mut Config) -> Result<()> {
-    let seconds =
-        |key| Ok::<_, anyhow::Error>(count(address, key)?.filter(|&n| n > 0).map(|n| Duration::from_secs(n.into())));
-    if let Some(on) = count(address, "keepalives")? {
-        config.keepalives(on != 0);
+/// What all servers have in common, read by the client library: it knows these as libpq does.
+fn common(address: &Address) -> Result<Config> {
+    const THEIRS: &str =
+        "application_name options connect_timeout keepalives keepalives_idle keepalives_interval keepalives_count";
+    let mut settings = "application_name=dlock".to_owned();
+    for key in THEIRS.split(' ') {
+        if let Some(value) = value(address, key) {
+            let key = if key == "keepalives_count" { "keepalives_retries" } else { key };
+            settings += &format!(" {key}='{}'", value.replace('\\', "\\\\").replace('\'', "\\'"));
+        }
     }
-    if let Some(idle) = seconds("keepalives_idle")? {
-        config.keepalives_idle(idle);
-    }
-    if let Some(interval) = seconds("keepalives_interval")? {
-        config.keepalives_interval(interval);
-    }
-    if let Some(retries) = count(address, "keepalives_count")?.filter(|&n| n > 0) {
-        config.keepalives_retries(retries);
-    }
-    if let Some(millis) = count(address, "tcp_user_timeout")?.filter(|&n| n > 0) {
-        config.tcp_user_timeout(Duration::from_millis(millis.into()));
-    }
-    Ok(())
-}
-
-fn server(address: &Address, host: &Host, at: Option<IpAddr>, one_of_many: bool) -> Result<Server> {
-    let port = host.port.unwrap_or(5432);
-    let user = address.username().map(str::to_owned).or_else(|| value(address, "user", "PGUSER"));
-    let user = user.or_else(os_user).context("which role to log in as? Name one: postgres://ROLE@…")?;
-    let database = Some(address.path().trim_start_matches('/').to_owned()).filter(|path| !path.is_empty());
-    let database = database.or_else(|| value(address, "dbname", "PGDATABASE")).unwrap_or_else(|| user.clone());
-
-    let mut config = Config::new();
-    config.host(&host.name).port(port).user(&user).dbname(&database);
-    if let Some(at) = at {
-        config.hostaddr(at);
-    }
-    keepalives(address, &mut config)?;
-    config.application_name(address.param("application_name").unwrap_or("dlock"));
-    if let Some(options) = value(address, "options", "PGOPTIONS") {
-        config.options(options);
-    }
-    if let Some(seconds) = address.param("connect_timeout") {
-        let seconds = seconds.parse().with_context(|| format!("connect_timeout={seconds:?} is not in seconds"))?;
-        config.connect_timeout(Duration::from_secs(seconds));
+    let mut config: Config = settings.parse()?;
+    // The library takes this for seconds.
+    if let Some(millis) = address.param("tcp_user_timeout") {
+        let millis = millis.parse().with_context(|| format!("tcp_user_timeout={millis:?} is not a whole number"))?;
+        config.tcp_user_timeout(Duration::from_millis(millis));
     }
     match address.param("target_session_attrs") {
         None | Some("any" | "read-write" | "primary") => {}
         Some(other) => bail!("target_session_attrs={other}: a lock needs a server that can be written to"),
     }
-    // Asking costs a round trip; a single server that cannot be written to will say so itself.
-    if one_of_many {
-        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    }
+    Ok(config)
+}
+
+fn server(address: &Address, mut config: Config, host: &Host) -> Result<Server> {
+    let port = host.port.unwrap_or(5432);
+    let user = address.username().map(str::to_owned).or_else(|| value(address, "user"));
+    let user = user.or_else(os_user).context("which role to log in as? Name one: postgres://ROLE@…")?;
+    let database = Some(address.path().trim_start_matches('/').to_owned()).filter(|path| !path.is_empty());
+    let database = database.or_else(|| value(address, "dbname")).unwrap_or_else(|| user.clone());
+    config.host(&host.name).port(port).user(&user).dbname(&database);
     if let Some(password) = address.password()?.or_else(|| std::env::var("PGPASSWORD").ok()) {
         config.password(password);
-    } else if let Some(file) = value(address, "passfile", "PGPASSFILE").map(PathBuf::from).or_else(usual_passfile)
-        && let Some(password) = passfile::password(&file, &host.name, port, [&database, &user])?
+    } else if let Some(file) = value(address, "passfile").map(PathBuf::from).or_else(|| in_home(".pgpass"))
+        && let Some(password) = password(&file, &host.name, port, [&database, &user])?
     {
         config.password(password);
     }
@@ -210,6 +167,10 @@ fn os_user() -> Option<String> {
     nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name)
 }
 
+fn in_home(file: &str) -> Option<PathBuf> {
+    std::env::var_os("HOME").map(|home| Path::new(&home).join(file)).filter(|path| path.exists())
+}
+
 fn is_local(host: &str) -> bool {
     host.starts_with('/') || host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
@@ -217,14 +178,13 @@ fn is_local(host: &str) -> bool {
 /// `sslmode` by libpq's rules, but for its default: what leaves this machine is encrypted and verified, and what does not
 /// leave it is not, unless the server insists.
 fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Connector, bool)> {
-    let home = |file: &str| home().map(|home| home.join(".postgresql").join(file)).filter(|path| path.exists());
     let file = |key, ours, default| {
-        let given = address.param(ours).map(str::to_owned).or_else(|| value(address, key, &env_name(key)));
-        given.map(PathBuf::from).or_else(|| home(default))
+        let given = address.param(ours).map(str::to_owned).or_else(|| value(address, key));
+        given.map(PathBuf::from).or_else(|| in_home(&format!(".postgresql/{default}")))
     };
     let roots = file("sslrootcert", "tls-ca", "root.crt").filter(|roots| roots != Path::new("system"));
     let default = if is_local(host) { "allow" } else { "verify-full" };
-    let word = value(address, "sslmode", "PGSSLMODE").unwrap_or_else(|| default.to_owned());
+    let word = value(address, "sslmode").unwrap_or_else(|| default.to_owned());
     let (mode, check) = match word.as_str() {
         "disable" | "allow" => (SslMode::Disable, Check::Nothing),
         "prefer" => (SslMode::Prefer, Check::Nothing),
@@ -238,22 +198,38 @@ fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Connector,
     let certificate = file("sslcert", "tls-cert", "postgresql.crt");
     let key = file("sslkey", "tls-key", "postgresql.key");
     ensure!(certificate.is_some() == key.is_some(), "a client certificate and its key (sslcert, sslkey) come together");
-    let certificate = certificate.as_deref().zip(key.as_deref());
-    let connector = Connector::new(check, &Files { roots: roots.as_deref(), certificate })?;
+    let connector = Connector::new(check, roots.as_deref(), certificate.as_deref().zip(key.as_deref()))?;
     Ok((connector, word == "allow" && !host.starts_with('/')))
 }
 
-/// `sslcert` is `PGSSLCERT`: libpq's own rule.
-fn env_name(key: &str) -> String {
-    format!("PG{}", key.to_ascii_uppercase())
+/// From libpq's password file, for this host, and for this database and user; a file that is none is no obstacle.
+fn password(file: &Path, host: &str, port: u16, whose: [&str; 2]) -> Result<Option<String>> {
+    if !file.is_file() {
+        return Ok(None);
+    }
+    let mode = file.metadata().with_context(|| format!("cannot look at {}", file.display()))?.permissions().mode();
+    ensure!(mode & 0o077 == 0, "{} can be read by others: chmod 600 it", file.display());
+    let text = openat::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    // A socket in the usual place goes by localhost, in any other by its directory.
+    let other = if host.starts_with('/') { "localhost" } else { host };
+    let (port, [database, user]) = (port.to_string(), whose);
+    let of = |line, host| password_in(line, [host, &port, database, user]);
+    Ok(text.lines().find_map(|line| of(line, host).or_else(|| of(line, other))))
 }
 
-fn home() -> Option<PathBuf> {
-    std::env::var_os("HOME").map(PathBuf::from)
-}
-
-fn usual_passfile() -> Option<PathBuf> {
-    home().map(|home| home.join(".pgpass"))
+/// The password of a line `host:port:database:user:password` if it is about us; `*` fits all, `\` escapes.
+fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {
+    let mut fields = vec![String::new()];
+    let mut chars = line.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            ':' if fields.len() < 5 => fields.push(String::new()),
+            '\\' => fields.last_mut()?.extend(chars.next()),
+            _ => fields.last_mut()?.push(c),
+        }
+    }
+    let password = fields.pop().filter(|_| fields.len() == 4 && !line.starts_with('#'))?;
+    fields.iter().zip(wanted).all(|(field, wanted)| field == "*" || field == wanted).then_some(password)
 }
 
 #[cfg(test)]
@@ -304,5 +280,27 @@ mod tests {
             let error = settings(&format!("postgres://me@127.0.0.1/jobs?{bad}")).err().unwrap();
             assert_eq!(Fault::of(&error), Fault::Config, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_password_file_is_read_as_libpq_does() {
+        let wanted = ["db", "5432", "jobs", "me"];
+        assert_eq!(password_in("db:5432:jobs:me:s\\:e\\\\c:ret", wanted).as_deref(), Some("s:e\\c:ret"));
+        assert_eq!(password_in("*:*:*:me:secret", wanted).as_deref(), Some("secret"));
+        assert_eq!(password_in("other:*:*:me:secret", wanted), None);
+        assert_eq!(password_in("#b:5432:jobs:me:secret", ["#b", "5432", "jobs", "me"]), None);
+        assert_eq!(password_in("db:5432:jobs:me", wanted), None);
+    }
+
+    #[test]
+    fn a_password_file_knows_a_socket_by_its_directory_and_is_no_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("pgpass");
+        std::fs::write(&file, "/run/db:*:*:me:there\nlocalhost:*:*:me:here\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let password = |file, host| password(file, host, 5432, ["jobs", "me"]).unwrap();
+        assert_eq!(password(&file, "/run/db").as_deref(), Some("there"));
+        assert_eq!(password(&file, "/var/run/postgresql").as_deref(), Some("here"));
+        assert_eq!(password(Path::new("/dev/null"), "h"), None);
     }
 }

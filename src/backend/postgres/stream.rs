@@ -13,6 +13,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode};
 
 use super::tls::Connector;
+use crate::backend::net::Socket;
 use crate::exit::Fault;
 
 /// What a server may send before we ask for more: otherwise it could fill our memory. A log-in is a few kilobytes, and
@@ -21,11 +22,8 @@ const BEFORE_LOG_IN: usize = 1 << 20;
 /// A page of `dlock status` may be large.
 const AFTER_LOG_IN: usize = 32 << 20;
 
-trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
-
 pub struct Stream {
-    socket: Box<dyn Socket>,
+    socket: Socket,
     /// Bytes since we last wrote.
     received: usize,
     log_in: LogIn,
@@ -42,7 +40,7 @@ impl Stream {
         let connecting = async {
             match host {
                 Host::Unix(dir) => {
-                    Ok(Box::new(UnixStream::connect(dir.join(format!(".s.PGSQL.{port}"))).await?) as Box<dyn Socket>)
+                    Ok(Box::new(UnixStream::connect(dir.join(format!(".s.PGSQL.{port}"))).await?) as Socket)
                 }
                 Host::Tcp(name) => {
                     let socket = connect(config, name, port).await?;
@@ -97,14 +95,14 @@ fn set_options(socket: &TcpStream, config: &Config) -> Result<()> {
         if let Some(interval) = config.get_keepalives_interval() {
             setsockopt(socket, sockopt::TcpKeepInterval, &seconds(interval))?;
         }
-        if let Some(count) = config.get_keepalives_retries() {
+        if let Some(count) = config.get_keepalives_retries().filter(|&count| count > 0) {
             setsockopt(socket, sockopt::TcpKeepCount, &count)?;
         }
     }
     Ok(())
 }
 
-async fn encrypt(mut socket: TcpStream, host: &str, mode: SslMode, tls: &Connector) -> Result<Box<dyn Socket>> {
+async fn encrypt(mut socket: TcpStream, host: &str, mode: SslMode, tls: &Connector) -> Result<Socket> {
     /// Length and code, as the protocol has it.
     const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 4, 210, 22, 47];
     if mode == SslMode::Disable {

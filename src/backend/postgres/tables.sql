@@ -16,10 +16,12 @@
 CREATE TABLE IF NOT EXISTS dlock.locks (
     name       text COLLATE "C" PRIMARY KEY
                CHECK (octet_length(name) BETWEEN 1 AND 200 AND name !~ '[^A-Za-z0-9._:@+/-]|(^|/)[.]{0,2}(/|$)'),
-    token      bigint NOT NULL DEFAULT 0, -- of the latest grant, greater at every grant, whatever its mode
+    token      bigint NOT NULL DEFAULT 0, -- greater at every grant, whatever its mode; busy answers use some up
     last_owner text,                      -- who released last, and what: answers a repeated release
     last_token bigint,
-    last_run   json CHECK (octet_length(last_run::text) < 100000)
+    last_run   json CHECK (octet_length(last_run::text) < 100000),
+    earlier    json[] NOT NULL DEFAULT '{}', -- the runs before that one, newest first
+    last_success timestamptz
 ) WITH (fillfactor = 50);
 
 CREATE TABLE IF NOT EXISTS dlock.contenders (

@@ -4,19 +4,18 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
-use tokio_rustls::rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
-};
+use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, SignatureScheme};
+
+use crate::backend::tls;
 
 /// How much of the server's certificate is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,50 +26,37 @@ pub enum Check {
     SignerAndName,
 }
 
-/// Files named by `sslrootcert`, `sslcert` and `sslkey`; without the first, the system's own roots.
-pub struct Files<'a> {
-    pub roots: Option<&'a Path>,
-    pub certificate: Option<(&'a Path, &'a Path)>,
-}
-
 /// Without anything to check by or to show, it is made when a server wants TLS: most on this machine do not.
 #[derive(Clone)]
 pub struct Connector(Option<Arc<ClientConfig>>);
 
 impl Connector {
-    pub fn new(check: Check, files: &Files) -> Result<Connector> {
-        let wanted = check != Check::Nothing || files.certificate.is_some();
-        Ok(Connector(wanted.then(|| Connector::config(check, files)).transpose()?))
+    /// `roots` is the file that `sslrootcert` names; without it, the system's own roots. `certificate` is the client's, and
+    /// its key.
+    pub fn new(check: Check, roots: Option<&Path>, certificate: Option<(&Path, &Path)>) -> Result<Connector> {
+        let wanted = check != Check::Nothing || certificate.is_some();
+        Ok(Connector(wanted.then(|| Connector::config(check, roots, certificate)).transpose()?))
     }
 
     pub async fn connect(&self, host: &str, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let unchecked = || Connector::config(Check::Nothing, &Files { roots: None, certificate: None });
+        let unchecked = || Connector::config(Check::Nothing, None, None);
         let config = self.0.clone().map_or_else(unchecked, Ok).map_err(io::Error::other)?;
         let host = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(config).connect(host, socket).await
     }
 
-    fn config(check: Check, files: &Files) -> Result<Arc<ClientConfig>> {
+    fn config(check: Check, roots: Option<&Path>, certificate: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>> {
         let provider = Arc::new(ring::default_provider());
-        let roots = match check {
-            Check::Nothing => None,
-            Check::Signer | Check::SignerAndName => Some(Roots::of(files.roots, &provider)?),
-        };
+        let roots = (check != Check::Nothing).then(|| Roots::of(roots, &provider)).transpose()?;
         let checker = Arc::new(Checker { provider: provider.clone(), roots, by_name: check == Check::SignerAndName });
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
             .with_custom_certificate_verifier(checker);
-        let config = match files.certificate {
-            Some((certificate, key)) => {
-                let chain = certificates(certificate)?;
-                let key = PrivateKeyDer::from_pem_file(key)
-                    .with_context(|| format!("cannot read a private key from {}", key.display()))?;
-                config.with_client_auth_cert(chain, key).context("the client certificate is of no use")?
-            }
+        Ok(Arc::new(match certificate {
+            Some((chain, key)) => tls::with_client_certificate(config, chain, key)?,
             None => config.with_no_client_auth(),
-        };
-        Ok(Arc::new(config))
+        }))
     }
 }
 
@@ -84,30 +70,10 @@ struct Roots {
 
 impl Roots {
     fn of(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Roots> {
-        let mut store = RootCertStore::empty();
-        let named = file.map(certificates).transpose()?.unwrap_or_default();
-        match file {
-            Some(file) => {
-                for root in &named {
-                    let added = store.add(root.clone());
-                    added.with_context(|| format!("a certificate in {} is of no use", file.display()))?;
-                }
-            }
-            None => {
-                store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            }
-        }
-        let verifier = WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone())
-            .build()
-            .context("there is no root certificate to check the server's by: name one with sslrootcert")?;
-        Ok(Roots { verifier, named })
+        let named = file.map(tls::certificates).transpose()?.unwrap_or_default();
+        let verifier = WebPkiServerVerifier::builder_with_provider(tls::roots(file)?.into(), provider.clone());
+        Ok(Roots { verifier: verifier.build()?, named })
     }
-}
-
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    CertificateDer::pem_file_iter(file)
-        .and_then(Iterator::collect)
-        .with_context(|| format!("cannot read certificates from {}", file.display()))
 }
 
 /// Without roots plain `require`, by name `verify-full`, else `verify-ca`.

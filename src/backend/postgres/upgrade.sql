@@ -28,7 +28,7 @@ BEGIN
         dlock.renew(text, text, bigint, interval, text, int, boolean, boolean),
         dlock.release(text, text, bigint, json, text, interval, int);
     ALTER TABLE dlock.locks DROP crowd, DROP owner, DROP since, DROP ttl, DROP expires, DROP server, DROP who, DROP wake,
-        DROP session;
+        DROP session, ADD earlier json[] NOT NULL DEFAULT '{}', ADD last_success timestamptz;
     ALTER TABLE dlock.contenders DROP pass;
     ALTER TABLE dlock.taken RENAME TO force_released;
 END $$;

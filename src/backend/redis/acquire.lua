@@ -3,23 +3,17 @@
 -- held the lock, for how long its lease was to last at least (left), and may last if it renews it (lasts).
 local owner, mode, slots, ttl, waits, place, key, who, seen_token, seen_owner, seen_details, seen_left, seen_lasts =
   unpack(ARGV)
-local value = settle()
+settle()
 -- What the lock holds while it is ours.
 local ours = mode == 'exclusive' and owner or '=' .. mode
-
--- How long the lease of a holder lasts from now (ms); -1 if for ever.
-local function lease_left(holder)
-  if value == holder then return redis.call('PTTL', lock) end
-  return math.max((redis.call('ZSCORE', holders, holder) or 0) - now, 0)
-end
 
 -- Whether the server has lost what it told us: it does not know the last token any more; or nobody was granted
 -- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
 -- its ttl is for clocks and requests that are slow; a lost renewal is more.
 local function has_lost_data()
-  local known, seen = token_in(counter), tonumber(seen_token)
+  local known, seen = last_token(), tonumber(seen_token)
   if known ~= seen or tonumber(seen_left) == 0 then return known < seen end
-  if has_left(seen_owner) or redis.call('SISMEMBER', lingering, seen_owner) == 1 then return false end
+  if has_left(seen_owner) or lingers(seen_owner) then return false end
   local left = lease_left(seen_owner)
   return left >= 0 and left + seen_lasts / 4 < tonumber(seen_left)
 end
@@ -28,26 +22,26 @@ end
 if has_lost_data() then
   redis.call('SET', counter, seen_token)
   if (not value or value == seen_owner) and tonumber(seen_lasts) > 0 and not has_left(seen_owner) then
-    if value then extend(value, seen_owner, seen_lasts) end
+    if value then extend(seen_owner, seen_lasts) end
     redis.call('ZADD', holders, now + seen_lasts, seen_owner)
     if seen_details ~= '' then redis.call('HSET', details, seen_owner, seen_details) end
     outlast(seen_lasts, holders, details)
   end
 end
 
-local note = ask('GET', notes .. owner)
+local note = note_to(owner)
 if note and note:sub(1, 9) == 'withdrawn' then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
-elseif note == 'turn' or note == 'released' or reason_in(note, 'taken') then
+elseif note == 'turn' or has_left(owner) then
   redis.call('DEL', notes .. owner)
 end
 
 local function describe(token, slot)
-  redis.call('HSET', details, owner, table.concat({ mode, ttl, string.format('%.0f', now), token, slot, who }, ' '))
+  redis.call('HSET', details, owner, table.concat({ mode, ttl, whole(now), token, slot, who }, ' '))
 end
 
 local function next_token()
-  local token = string.format('%.0f', math.max(token_in(counter) + 1, micros))
+  local token = whole(math.max(last_token() + 1, micros))
   redis.call('SET', counter, token)
   return token
 end
@@ -62,25 +56,23 @@ end
 
 -- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if has_lost_its_key(value) or (value and value ~= '=' .. mode) then return false end
+  if keeps_out(value, mode) then return false end
   if mode == 'exclusive' then return ahead == 0 end
   if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
-  if ahead > 0 then
-    for _, other in ipairs(redis.call('ZRANGE', queue, passed, passed + ahead - 1)) do
-      if mode_of(other) ~= 'shared' then return false end
-    end
+  for n = passed, passed + ahead - 1 do
+    if mode_of(at_rank(n)) ~= 'shared' then return false end
   end
   return true
 end
 
-if holds(value, owner) then
+if holds(owner) then
   local token, slot = detail(owner, 4), detail(owner, 5)
   if not token then
     token, slot = next_token(), free_slot()
     describe(token, slot)
   end
   if reason_in(note, 'revoked') then
-    return { 'granted', token, slot, math.max(redis.call('ZSCORE', holders, owner) - now, 0), ours }
+    return { 'granted', token, slot, math.max(lease_left(owner), 0), ours }
   end
   lease(value, owner, ttl)
   return { 'granted', token, slot, ttl, ours }
@@ -118,7 +110,7 @@ if waits == '1' then
     describe('-', '-')
     redis.call('SET', agreed_slots, slots)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
-    if token_in(counter) == 0 then redis.call('SET', counter, string.format('%.0f', micros)) end
+    if last_token() == 0 then redis.call('SET', counter, whole(micros)) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)
@@ -134,7 +126,7 @@ local holder = everybody[#everybody] or ''
 local lasts, left = 0, 0
 for _, one in ipairs(everybody) do
   local ttl, ends = tonumber(detail(one, 2) or ''), math.max(lease_left(one), 0)
-  local kept_alive = ttl and redis.call('SISMEMBER', lingering, one) == 0
+  local kept_alive = ttl and not lingers(one)
   lasts = math.max(lasts, ttl or 0, kept_alive and 0 or ends)
   if kept_alive and #everybody == 1 then left = ends end
 end
@@ -150,5 +142,5 @@ elseif holder ~= '' then
   again = lease_left(holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
-local seen = { token_in(counter), #everybody > 1 and 'several' or holder, left, lasts }
+local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
 return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }

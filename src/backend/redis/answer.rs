@@ -1,28 +1,28 @@
 //! What the scripts answer. Nobody else knows their words.
 
+use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use redis::{FromRedisValue, ParsingError, Value};
 
-use super::resp::Value;
-use crate::backend::{Reheld, Released, Renewal, Revoked};
-use crate::clock::Instant;
-use crate::lock::{Mode, Term, Token, messages};
+use crate::backend::{Forgotten, Reheld, Released, Revoked};
+use crate::lock::{Mode, Token, messages};
+
+/// Other people's text is cut to so much (characters) before it is shown.
+const LONGEST: usize = 500;
 
 pub enum Acquire {
-    Granted(Grant),
+    Granted {
+        token: Token,
+        slot: Option<u32>,
+        ttl: Duration,
+        /// What the lock's key holds while it is ours.
+        value: String,
+    },
     Busy(Busy),
     AlreadyRan,
     /// The lock is in use with another number of slots.
     OtherSlots(Mode),
-}
-
-pub struct Grant {
-    pub token: Token,
-    pub slot: Option<u32>,
-    pub ttl: Duration,
-    /// What the lock's key holds while it is ours.
-    pub value: String,
 }
 
 pub struct Busy {
@@ -41,109 +41,157 @@ pub struct Seen {
     pub token: String,
     pub owner: String,
     pub details: String,
-    /// Its lease does not end before this.
-    pub ends: Instant,
+    /// Its lease does not end before this, counted from the request.
+    pub left: Duration,
     /// For how long it may last if it was renewed after we looked.
     pub lasts: Duration,
 }
 
-/// `from` is when the server was asked, or earlier.
-pub fn acquire(reply: &Value, from: Instant) -> Result<Acquire> {
-    let (word, rest) = word(reply)?;
-    Ok(match (word.as_str(), rest) {
-        ("granted", [token, slot, ttl, value]) => Acquire::Granted(Grant {
-            token: Token(token.number().context("a grant without a token")?),
-            slot: slot.number(),
-            ttl: millis(ttl).context("a grant without a ttl")?,
-            value: text(value),
-        }),
-        ("busy", [ahead, again, value, holder, details, seen]) => Acquire::Busy(Busy {
-            ahead: ahead.number().context("a queue without a length")?,
-            again: millis(again),
-            value: non_empty(value),
-            holder: non_empty(holder),
-            seen: seen_at(from, seen, text(details)).context("busy, but by whom")?,
-        }),
-        ("ran", []) => Acquire::AlreadyRan,
-        ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(theirs.number().unwrap_or_default())),
-        _ => bail!("an acquire was answered with {reply:?}"),
-    })
+pub enum Renew {
+    Held,
+    Revoked(String),
+    Taken(String),
+    Lost(String),
 }
 
-fn seen_at(from: Instant, reply: &Value, details: String) -> Option<Seen> {
-    let [token, owner, left, lasts] = reply.items() else { return None };
-    let (ends, lasts) = (from + millis(left)?, millis(lasts)?);
-    Some(Seen { token: token.text()?, owner: owner.text()?, details, ends, lasts })
+impl FromRedisValue for Acquire {
+    fn from_redis_value(reply: Value) -> Result<Acquire, ParsingError> {
+        let read = |word: &str, rest: &[Value]| {
+            Some(match (word, rest) {
+                ("granted", [token, slot, ttl, value]) => Acquire::Granted {
+                    token: Token(number(token)?),
+                    slot: number(slot),
+                    ttl: millis(ttl)?,
+                    value: text(value)?,
+                },
+                ("busy", [ahead, again, value, holder, details, seen]) => Acquire::Busy(Busy {
+                    ahead: number(ahead)?,
+                    again: millis(again),
+                    value: non_empty(value),
+                    holder: non_empty(holder),
+                    seen: Seen::read(items(seen), text(details)?)?,
+                }),
+                ("ran", []) => Acquire::AlreadyRan,
+                ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(number(theirs).unwrap_or_default())),
+                _ => return None,
+            })
+        };
+        understood(reply, read)
+    }
 }
 
-/// `held` is the lease as it is if it was renewed.
-pub fn renew(reply: &Value, held: Term) -> Result<Renewal> {
-    let (word, rest) = word(reply)?;
-    Ok(match (word.as_str(), rest) {
-        ("held", []) => Renewal::Held(held),
-        ("revoked", [reason]) => Renewal::Revoked(short(reason)),
-        ("taken", [reason]) => Renewal::Taken(short(reason)),
-        // Deleted, evicted, or never known to a replica that became the master.
-        ("lost", []) => Renewal::Lost("its key is gone from Redis".to_owned()),
-        ("lost-to", [owner]) => Renewal::Lost(format!("its key in Redis now belongs to {}", short(owner))),
-        ("lost-to-several", [mode]) => {
-            Renewal::Lost(format!("our lease is gone from Redis; now it is {}", short(mode)))
-        }
-        _ => bail!("a renewal was answered with {reply:?}"),
-    })
+impl Seen {
+    fn read(reply: &[Value], details: String) -> Option<Seen> {
+        let [token, owner, left, lasts] = reply else { return None };
+        Some(Seen { token: text(token)?, owner: text(owner)?, details, left: millis(left)?, lasts: millis(lasts)? })
+    }
 }
 
-pub fn release(reply: &Value) -> Result<Released> {
-    let (word, rest) = word(reply)?;
-    Ok(match (word.as_str(), rest) {
-        ("released", []) => Released::Done,
-        ("gone", []) => Released::NotOurs,
-        ("taken", [reason]) => Released::Taken(text(reason)),
-        _ => bail!("a release was answered with {reply:?}"),
-    })
+impl FromRedisValue for Renew {
+    fn from_redis_value(reply: Value) -> Result<Renew, ParsingError> {
+        understood(reply, |word, rest| {
+            Some(match (word, rest) {
+                ("held", []) => Renew::Held,
+                ("revoked", [reason]) => Renew::Revoked(shown(reason)),
+                ("taken", [reason]) => Renew::Taken(shown(reason)),
+                // Deleted, evicted, or never known to a replica that became the master.
+                ("lost", []) => Renew::Lost("its key is gone from Redis".to_owned()),
+                ("lost-to", [owner]) => Renew::Lost(format!("its key in Redis now belongs to {}", shown(owner))),
+                ("lost-to-several", [mode]) => {
+                    Renew::Lost(format!("our lease is gone from Redis; now it is {}", shown(mode)))
+                }
+                _ => return None,
+            })
+        })
+    }
 }
 
-pub fn rehold(reply: &Value) -> Result<Reheld> {
-    let (word, rest) = word(reply)?;
-    Ok(match (word.as_str(), rest) {
-        ("done", []) => Reheld::Done,
-        ("gone", []) => Reheld::NotOurs,
-        ("running", []) => Reheld::Running,
-        ("revoked", [reason]) => Reheld::Revoked(text(reason)),
-        ("taken", [reason]) => Reheld::Taken(text(reason)),
-        _ => bail!("a hold was answered with {reply:?}"),
-    })
+impl FromRedisValue for Released {
+    fn from_redis_value(reply: Value) -> Result<Released, ParsingError> {
+        understood(reply, |word, rest| match (word, rest) {
+            ("released", []) => Some(Released::Done),
+            ("gone", []) => Some(Released::NotOurs),
+            ("taken", [reason]) => Some(Released::ForceReleased(shown(reason))),
+            _ => None,
+        })
+    }
 }
 
-pub fn revoke(reply: &Value) -> Result<Revoked> {
-    let (word, _) = word(reply)?;
-    Ok(match word.as_str() {
-        "marked" => Revoked::Marked,
-        "freed" => Revoked::Freed,
-        "gone" => Revoked::NotHeld,
-        "foreign" => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
-        _ => bail!("a revoke was answered with {reply:?}"),
-    })
+impl FromRedisValue for Reheld {
+    fn from_redis_value(reply: Value) -> Result<Reheld, ParsingError> {
+        understood(reply, |word, rest| match (word, rest) {
+            ("done", []) => Some(Reheld::Done),
+            ("gone", []) => Some(Reheld::NotOurs),
+            ("running", []) => Some(Reheld::Running),
+            ("revoked", [reason]) => Some(Reheld::Revoked(shown(reason))),
+            ("taken", [reason]) => Some(Reheld::ForceReleased(shown(reason))),
+            _ => None,
+        })
+    }
 }
 
-fn word(reply: &Value) -> Result<(String, &[Value])> {
-    let [word, rest @ ..] = reply.items() else { bail!("a script answered {reply:?}") };
-    Ok((text(word), rest))
+impl FromRedisValue for Revoked {
+    fn from_redis_value(reply: Value) -> Result<Revoked, ParsingError> {
+        understood(reply, |word, _| match word {
+            "marked" => Some(Revoked::Marked),
+            "freed" => Some(Revoked::Freed),
+            "gone" => Some(Revoked::NotHeld),
+            "foreign" => Some(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned())),
+            _ => None,
+        })
+    }
 }
 
-fn text(value: &Value) -> String {
-    value.text().unwrap_or_default()
+impl FromRedisValue for Forgotten {
+    fn from_redis_value(reply: Value) -> Result<Forgotten, ParsingError> {
+        understood(reply, |word, _| match word {
+            "done" => Some(Forgotten::Done),
+            "nothing" => Some(Forgotten::Nothing),
+            "in-use" => Some(Forgotten::InUse),
+            _ => None,
+        })
+    }
+}
+
+/// Reads a script's answer: a word, and what belongs to it.
+pub fn understood<T>(reply: Value, read: impl FnOnce(&str, &[Value]) -> Option<T>) -> Result<T, ParsingError> {
+    let answer = match items(&reply) {
+        [word, rest @ ..] => text(word).and_then(|word| read(&word, rest)),
+        [] => None,
+    };
+    answer.ok_or_else(|| format!("{reply:?}").chars().take(LONGEST).collect::<String>().into())
+}
+
+/// What a person could read of it; programs of other people put any bytes into their locks.
+pub fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
+        Value::Int(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+pub fn number<T: FromStr>(value: &Value) -> Option<T> {
+    text(value)?.parse().ok()
+}
+
+pub fn millis(value: &Value) -> Option<Duration> {
+    number(value).map(Duration::from_millis)
+}
+
+pub fn items(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(items) => items,
+        _ => &[],
+    }
+}
+
+pub fn non_empty(value: &Value) -> Option<String> {
+    text(value).filter(|text| !text.is_empty())
 }
 
 /// Other people's text, for a line that is shown.
-fn short(value: &Value) -> String {
-    text(value).chars().take(500).collect()
-}
-
-fn non_empty(value: &Value) -> Option<String> {
-    value.text().filter(|text| !text.is_empty())
-}
-
-fn millis(value: &Value) -> Option<Duration> {
-    value.number().map(Duration::from_millis)
+pub fn shown(value: &Value) -> String {
+    text(value).unwrap_or_default().chars().take(LONGEST).collect()
 }

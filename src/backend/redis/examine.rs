@@ -2,33 +2,37 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use redis::cmd;
 
-use super::link::refusal;
-use super::resp::{Value, command};
 use super::server::Server;
 use crate::backend::{Checkup, Finding};
 use crate::clock;
+use crate::exit::Fault;
 
 /// `replicas` is how many the locks wait for.
 pub async fn examine(server: &mut Server, replicas: u32) -> Result<Checkup> {
     let before = clock::wall();
-    let time = server.call(&[command!["TIME"]]).await?.remove(0);
+    let time: (i64, i64) = server.call(&cmd("TIME")).await?;
     let round_trip = clock::wall().duration_since(before).unwrap_or_default();
-    let offset = clock_offset(&time, before + round_trip / 2);
-    let info = server.call(&[command!["INFO"]]).await?.remove(0);
-    let findings = match &info {
-        Value::Error(error) => vec![Finding::weak(
+    let offset = clock_offset(time, before + round_trip / 2);
+    let findings = match server.call::<String>(&cmd("INFO")).await {
+        Err(error) if Fault::of(&error) != Fault::Refused => return Err(error),
+        Err(error) => vec![Finding::weak(
             "redis-info",
-            format!("{:#}", refusal(error)),
+            format!("{error:#}"),
             "whether this server evicts keys or forgets them in a restart cannot be seen",
             "let this user run INFO, or look yourself: maxmemory-policy noeviction, appendonly yes",
         )],
-        info => {
-            let text = info.text().context("INFO without a text")?;
+        Ok(text) => {
             let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
             let persistence = match facts.get("aof_enabled") {
-                Some(&"1") => append_only_file(&server.call(&[command!["CONFIG", "GET", "appendfsync"]]).await?[0]),
+                Some(&"1") => {
+                    let mut question = cmd("CONFIG");
+                    question.arg("GET").arg("appendfsync");
+                    let setting = server.call::<HashMap<String, String>>(&question).await;
+                    append_only_file(setting.ok().and_then(|mut all| all.remove("appendfsync")).as_deref())
+                }
                 _ => forgetful(),
             };
             vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)]
@@ -37,18 +41,21 @@ pub async fn examine(server: &mut Server, replicas: u32) -> Result<Checkup> {
     Ok(Checkup { findings, clock_offset_us: offset })
 }
 
-fn clock_offset(time: &Value, ours: std::time::SystemTime) -> Option<i64> {
-    let [seconds, micros] = time.items() else { return None };
-    let theirs = seconds.number::<i64>()? * 1_000_000 + micros.number::<i64>()?;
+fn clock_offset((seconds, micros): (i64, i64), ours: std::time::SystemTime) -> Option<i64> {
     let ours = ours.duration_since(std::time::UNIX_EPOCH).ok()?.as_micros();
-    Some(theirs - i64::try_from(ours).ok()?)
+    Some(seconds.checked_mul(1_000_000)?.checked_add(micros)? - i64::try_from(ours).ok()?)
 }
 
+/// Which product it is, and whether it can push. All of them say which version of Redis they are like.
 fn version(facts: &HashMap<&str, &str>) -> Finding {
     const CHECK: &str = "redis-version";
-    let version = facts.get("redis_version").copied().unwrap_or("unknown");
-    let what = format!("the server is version {version}");
-    match version.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
+    let fact = |key| facts.get(key).copied();
+    let like = fact("redis_version").unwrap_or("unknown");
+    let what = [("Valkey", "valkey_version"), ("Dragonfly", "dragonfly_version")]
+        .iter()
+        .find_map(|(name, key)| Some(format!("the server is {name} {}, like Redis {like}", fact(key)?)))
+        .unwrap_or_else(|| format!("the server is Redis {like}"));
+    match like.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
         Some(major) if major >= 6 => Finding::fine(CHECK, what),
         _ => Finding::weak(
             CHECK,
@@ -86,9 +93,8 @@ fn forgetful() -> Finding {
     )
 }
 
-fn append_only_file(setting: &Value) -> Finding {
-    let appendfsync = setting.items().get(1).and_then(Value::text);
-    match appendfsync.as_deref() {
+fn append_only_file(appendfsync: Option<&str>) -> Finding {
+    match appendfsync {
         Some("always") => Finding::fine(PERSISTENCE, "the append-only file is on, and written before a lock counts"),
         Some(late) => Finding::weak(
             PERSISTENCE,

@@ -1,32 +1,34 @@
--- Everything an operator may want to know, changing nothing:
--- { now, mode, last, { owner, ends, details, whether it is revoked … }, { owner, place ends, details … } }
+-- Everything an operator may want to know, of a single Redis or of one node, changing nothing. Times are in ms from now.
+-- { 'state', mode, last, whether the lock is known at all, { owner, its lease, details, whether it is revoked … },
+--   { owner, its place, details … }, { a run before the last one, or "vanished DETAILS" … }, when one last succeeded }
 local value = redis.call('GET', lock)
 local present, waiting = {}, {}
 
-local function is_revoked(owner)
-  return reason_in(ask('GET', notes .. owner), 'revoked') and 1 or 0
+local function tell(list, owner, left, ...)
+  for _, part in ipairs({ owner, whole(left), ask('HGET', details, owner) or '', ... }) do table.insert(list, part) end
+end
+
+local function tell_holder(owner, left)
+  tell(present, owner, left, reason_in(note_to(owner), 'revoked') and 1 or 0)
 end
 
 if together(value) then
-  local live = redis.call('ZRANGEBYSCORE', holders, '(' .. string.format('%.0f', now), '+inf', 'WITHSCORES')
-  for i = 1, #live, 2 do
-    local owner = live[i]
-    for _, part in ipairs({ owner, live[i + 1], ask('HGET', details, owner) or '', is_revoked(owner) }) do
-      table.insert(present, part)
-    end
-  end
+  local live = redis.call('ZRANGEBYSCORE', holders, '(' .. whole(now), '+inf', 'WITHSCORES')
+  for i = 1, #live, 2 do tell_holder(live[i], live[i + 1] - now) end
 elseif value then
-  local ends = redis.call('PTTL', lock)
-  ends = ends < 0 and '' or string.format('%.0f', now + ends)
-  present = { value, ends, ask('HGET', details, value) or '', is_revoked(value) }
+  tell_holder(value, redis.call('PTTL', lock))
 end
-for _, owner in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
-  local ends = redis.call('ZSCORE', places, owner)
-  if ends and tonumber(ends) > now then
-    for _, part in ipairs({ owner, ends, ask('HGET', details, owner) or '' }) do
-      table.insert(waiting, part)
-    end
+for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
+  local ends = tonumber(ask('ZSCORE', places, owner) or 0)
+  if ends > now then tell(waiting, owner, ends - now) end
+end
+local runs = ask('LRANGE', earlier, 0, -1) or {}
+for _, owner in ipairs(ask('HKEYS', details) or {}) do
+  local known = ask('HGET', details, owner)
+  if known:find('^%S+ %S+ %S+ %d+ ') and owner ~= value and has_ended(owner) and not lingers(owner) then
+    table.insert(runs, 'vanished ' .. known)
   end
 end
 local mode = together(value) and value:sub(2) or 'exclusive'
-return { string.format('%.0f', now), mode, ask('GET', last) or '', present, waiting }
+local known = (value or redis.call('EXISTS', counter) == 1) and 1 or 0
+return { 'state', mode, ask('GET', last) or '', known, present, waiting, runs, ask('GET', success) or '' }

@@ -17,42 +17,56 @@
 //! configuration and no other permission than reading the keys. A server that cannot is asked more often.
 
 mod acquire;
-mod answer;
+pub mod answer;
+pub mod connection;
 pub mod examine;
-pub mod link;
-pub mod resp;
-pub mod script;
 pub mod server;
 pub mod status;
 pub mod target;
 pub mod watch;
 
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
+use redis::cmd;
 
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, KEPT_FOR_THE_LATE, Lease, Page, Patience, Reheld, Released,
-    Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, KEPT_FOR_THE_LATE, Lease,
+    Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Term};
-use answer::Seen;
-use resp::command;
-use script::{Script, script};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
+use answer::{Renew, Seen};
 use server::Server;
+use status::Look;
 use target::Target;
 use watch::Watch;
 
+/// A verb as Lua, which the server runs in one atomic step.
+pub type Script = LazyLock<redis::Script>;
+
+/// A verb of one Redis: the file named, after what all of them share.
+macro_rules! script {
+    ($file:literal) => {
+        Script::new(|| {
+            redis::Script::new(concat!(include_str!("prelude.lua"), include_str!("common.lua"), include_str!($file)))
+        })
+    };
+}
+use script;
+
 static RENEW: Script = script!("renew.lua");
 static RELEASE: Script = script!("release.lua");
-static WITHDRAW: Script = script!("withdraw.lua");
 static REHOLD: Script = script!("rehold.lua");
 static REVOKE: Script = script!("revoke.lua");
+static FORGET: Script = script!("forget.lua");
 
-pub const PARAMETERS: &[&str] = &["db", "wait-replicas"];
+pub const PARAMETERS: &[&str] = &["db", "wait-replicas", "sentinel-username", "sentinel-password-file"];
+
+pub const NO_ARGS: &[&str] = &[];
 
 /// A Redis server counts expiry in whole milliseconds, and looks at its clock once a command.
 const SLACK: Duration = Duration::from_millis(2);
@@ -63,7 +77,8 @@ pub struct Redis {
     /// How many replicas must have a grant before it counts.
     replicas: u32,
     watch: Option<Watch>,
-    seen: Option<Seen>,
+    /// With when we asked.
+    seen: Option<(Instant, Seen)>,
     /// An acquire of ours got no answer: it may still arrive, after we have left.
     unheard: bool,
     /// Why a release of ours may or may not have been carried out.
@@ -79,12 +94,8 @@ impl Redis {
         Ok(Redis { server, prefix, replicas, watch: None, seen: None, unheard: false, unreleased: None })
     }
 
-    /// In the order in which `common.lua` unpacks them.
     fn keys(&self, name: &LockName) -> Vec<String> {
-        let lock = format!("{}{name}", self.prefix);
-        let parts = ["holders", "held", "queue", "places", "details", "token", "slots", "last", "once", "note:"];
-        let beside = parts.map(|part| format!("{{{lock}}}:{part}"));
-        std::iter::once(lock).chain(beside).collect()
+        keys(&self.prefix, name, &["holders", "slots"])
     }
 
     fn note(&self, name: &LockName, owner: &OwnerId) -> String {
@@ -94,24 +105,32 @@ impl Redis {
     /// Gives up our place in the queue, or what was granted.
     async fn leave(&mut self, ask: &Ask, unanswered: &str) -> Result<()> {
         self.watch = None;
-        self.server.run(&WITHDRAW, &self.keys(&ask.name), &[ask.who.owner.as_str(), unanswered]).await?;
+        let args = [ask.who.owner.as_str(), "", "0", "", "", unanswered];
+        self.server.run::<Released>(&RELEASE, &self.keys(&ask.name), &args).await?;
         Ok(())
     }
 
-    /// Waits until so many replicas have what this connection wrote.
+    /// Waits until so many replicas have what this connection wrote. Nothing else is sent on it meanwhile.
     async fn replicated(&mut self) -> Result<()> {
         if self.replicas == 0 {
             return Ok(());
         }
-        let within = (self.server.allowed() / 2).as_millis().to_string();
-        let answer = self.server.call(&[command!["WAIT", self.replicas.to_string(), within]]).await?.remove(0);
-        let have: u32 = answer.number().with_context(|| format!("WAIT answered {answer:?}"))?;
+        let within = millis(self.server.allowed() / 2);
+        let have: u32 = self.server.call(cmd("WAIT").arg(self.replicas).arg(&within)).await?;
         if have < self.replicas {
             let few = format!("only {have} of {} replicas confirmed it within {within} ms", self.replicas);
             return Err(Fault::Unreachable.because(few));
         }
         Ok(())
     }
+}
+
+/// In the order in which `prelude.lua` unpacks them, and after them the scripts of a backend its own.
+pub fn keys(prefix: &str, name: &LockName, own: &[&str]) -> Vec<String> {
+    let lock = format!("{prefix}{name}");
+    let shared = ["held", "queue", "places", "details", "token", "last", "once", "note:", "earlier", "success"];
+    let beside = shared.iter().chain(own).map(|part| format!("{{{lock}}}:{part}"));
+    std::iter::once(lock.clone()).chain(beside).collect()
 }
 
 /// What the keys of all locks begin with.
@@ -128,28 +147,41 @@ pub fn ran_out(why: &str) -> anyhow::Error {
     Fault::Unreachable.because(format_args!("the lease ran out before it was released: {why}"))
 }
 
-/// What `release.lua` is told of the ending: for how long the lock stays taken, the run and its once key.
-pub fn ending_args(ending: &Ending) -> [String; 3] {
+/// What `release.lua` is told of the ending: for how long the lock stays taken, the run and its once key, how many runs to
+/// remember, and when this one succeeded (ms), if it did.
+pub fn ending_args(ending: &Ending) -> [String; 5] {
     // Up to whole milliseconds: held a little too long rather than too short.
     let hold = ending.hold_until.map_or(Duration::ZERO, |until| until.remaining() + Duration::from_micros(999));
     let run = ending.last_run.as_ref();
-    let once = run.filter(|run| run.succeeded()).and_then(|run| run.once.clone());
-    [millis(hold), run.map(LastRun::to_json).unwrap_or_default(), once.unwrap_or_default()]
+    let success = run.filter(|run| run.succeeded());
+    let once = success.and_then(|run| run.once.clone()).unwrap_or_default();
+    let since_epoch = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).ok().map(millis);
+    let success_ms = success.and_then(|run| run.ended_at).and_then(since_epoch).unwrap_or_default();
+    let run = run.map(LastRun::to_json).unwrap_or_default();
+    [millis(hold), run, once, ending.keep.to_string(), success_ms]
+}
+
+/// What `forget.lua` is told: a key, or nothing for everything.
+pub fn forget_arg(what: &Forget) -> &str {
+    match what {
+        Forget::Everything => "",
+        Forget::Once(key) => key,
+    }
 }
 
 /// What `revoke.lua` is told.
-pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 6]> {
+pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 7]> {
     let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
     let (how, reason) = match how {
         Revoke::Safely { reason } => ("safely", reason),
         Revoke::Now { reason } => ("now", reason),
     };
     let (run, keep) = (LastRun::cut_short(from, reason).to_json(), millis(KEPT_FOR_THE_LATE));
-    Some([from.owner.clone()?, token, how.to_owned(), reason.clone(), run, keep])
+    Some([from.owner.clone()?, token, how.to_owned(), reason.clone(), run, DEFAULT_HISTORY.to_string(), keep])
 }
 
-fn term(from: Instant, ttl: Duration) -> Term {
-    Term { from, ttl, slack: SLACK }
+fn grant_from(from: Instant, ttl: Duration) -> Grant {
+    Grant { from, ttl, slack: SLACK }
 }
 
 pub fn millis(span: Duration) -> String {
@@ -179,25 +211,28 @@ impl Backend for Redis {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        self.server.link().await?;
+        self.server.connect().await?;
         let from = clock::now();
-        let args = [lease.owner.as_str(), &millis(lease.term.ttl)];
-        let reply = self.server.run(&RENEW, &self.keys(&lease.name), &args).await?;
-        let renewal = answer::renew(&reply, term(from, lease.term.ttl))?;
-        if let Renewal::Held(_) = renewal {
-            self.replicated().await?;
-        }
-        Ok(renewal)
+        let args = [lease.owner.as_str(), &millis(lease.grant.ttl)];
+        Ok(match self.server.run(&RENEW, &self.keys(&lease.name), &args).await? {
+            Renew::Held => {
+                self.replicated().await?;
+                Renewal::Held(grant_from(from, lease.grant.ttl))
+            }
+            Renew::Revoked(reason) => Renewal::Revoked(reason),
+            Renew::Taken(reason) => Renewal::ForceReleased(reason),
+            Renew::Lost(why) => Renewal::Lost(why),
+        })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.watch = None;
-        let (token, [hold, run, once]) = (lease.token.to_string(), ending_args(ending));
-        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unheard)];
+        let (token, [hold, run, once, runs, succeeded]) = (lease.token.to_string(), ending_args(ending));
+        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unheard), &runs, &succeeded];
         let before = self.unreleased.replace("no answer".to_owned());
         let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
         self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
-        match (answer::release(&reply?)?, before) {
+        match (reply?, before) {
             // After an earlier try that failed, a lease that ran out since is no loss.
             (Released::NotOurs, Some(why)) => Err(ran_out(&why)),
             (released, _) => Ok(released),
@@ -205,12 +240,15 @@ impl Backend for Redis {
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        answer::rehold(&self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await?)
+        self.server.run(&REHOLD, &self.keys(name), &[owner.as_str(), &millis(ttl)]).await
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        let reply = self.server.run(&status::INSPECT, &self.keys(name), &[]).await?;
-        status::read(name, &reply).with_context(|| format!("an unreadable state of {name}"))
+        Ok(self.server.run::<Look>(&status::INSPECT, &self.keys(name), NO_ARGS).await?.of(name))
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        self.server.run(&FORGET, &self.keys(name), &[forget_arg(what)]).await
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
@@ -223,6 +261,6 @@ impl Backend for Redis {
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         let Some(args) = revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
-        answer::revoke(&self.server.run(&REVOKE, &self.keys(name), &args.each_ref().map(String::as_str)).await?)
+        self.server.run(&REVOKE, &self.keys(name), &args).await
     }
 }

@@ -1,8 +1,8 @@
 -- Extends the lease of a holder, unless it is to let go. One that has let go holds nothing to renew.
 local owner, ttl = unpack(ARGV)
-local value = settle()
-local note = ask('GET', notes .. owner)
-if not holds(value, owner) or redis.call('SISMEMBER', lingering, owner) == 1 then
+settle()
+local note = note_to(owner)
+if not holds(owner) or lingers(owner) then
   local why = reason_in(note, 'taken')
   if why then return { 'taken', why } end
   if together(value) then return { 'lost-to-several', value:sub(2) } end
@@ -10,5 +10,5 @@ if not holds(value, owner) or redis.call('SISMEMBER', lingering, owner) == 1 the
 end
 local why = reason_in(note, 'revoked')
 if why then return { 'revoked', why } end
-extend(value, owner, ttl)
+extend(owner, ttl)
 return { 'held' }

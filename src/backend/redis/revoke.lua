@@ -1,19 +1,17 @@
--- Takes the lock away from one holder: marks it, or frees it on the spot; then `run` is what becomes of its run, and
--- the reason is kept for so long (ms).
-local owner, token, how, reason, run, keep = unpack(ARGV)
-local value = settle()
-if not holds(value, owner) or (token ~= '' and detail(owner, 4) ~= token) then
-  return { 'gone' }
-end
+-- Takes the lock, or one node of it, away from one holder: marks it, or frees it on the spot; then `run` is what becomes of
+-- its run, and the reason is kept for so long (ms).
+local owner, token, how, reason, run, runs, keep = unpack(ARGV)
+settle()
+if not holds(owner) or (token ~= '' and (detail(owner, 4) or token) ~= token) then return { 'gone' } end
 if how == 'now' then
-  local runs = redis.call('SISMEMBER', lingering, owner) == 0
-  let_go(value, owner)
-  redis.pcall('SET', notes .. owner, 'taken ' .. reason, 'PX', keep)
-  if runs then redis.pcall('SET', last, run) end
+  -- What is only held on to after a run takes nothing away from how that ended.
+  local ended = lingers(owner) and (ask('GET', last) or ''):find('"owner":"' .. owner .. '"', 1, true)
+  let_go(owner)
+  leave_note(owner, 'taken ' .. reason, keep)
+  if not ended then remember(run, runs, '') end
   wake()
   return { 'freed' }
 end
-local ends = redis.call('ZSCORE', holders, owner)
-if not ends then return { 'foreign' } end
-redis.call('SET', notes .. owner, 'revoked ' .. reason, 'PX', string.format('%.0f', math.max(ends - now, 1)))
+if not detail(owner, 1) then return { 'foreign' } end
+redis.call('SET', notes .. owner, 'revoked ' .. reason, 'PX', whole(math.max(lease_left(owner), 1)))
 return { 'marked' }

@@ -4,21 +4,25 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, Script, ServerErrorKind, ToRedisArgs, Value, cmd};
 
-use super::link::{Link, refusal};
-use super::resp::{Command, Value, command};
-use super::script::Script;
-use super::target::Target;
+use super::answer::{items, text};
+use super::connection::{Connection, is_answer, refusal};
+use super::target::{Target, redirect};
 use crate::backend::Patience;
+use crate::clock;
 use crate::exit::Fault;
 
 /// A cluster whose nodes send us in circles is being reshaped; a later attempt will find it settled.
 const MOST_REDIRECTS: usize = 5;
+/// Until the keys of a lock are together again, while their slot moves to another node.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
 
 pub struct Server {
     target: Target,
     patience: Patience,
-    link: Option<Link>,
+    connection: Option<Connection>,
     answered: bool,
     /// Where a cluster has sent us.
     node: Option<String>,
@@ -28,64 +32,114 @@ pub struct Server {
 
 impl Server {
     pub fn new(target: Target, patience: Patience) -> Server {
-        Server { target, patience, link: None, answered: false, node: None, deaf: false }
+        Server { target, patience, connection: None, answered: false, node: None, deaf: false }
     }
 
     /// Runs a script, at the right node of a cluster.
-    pub async fn run(&mut self, script: &Script, keys: &[String], args: &[&str]) -> Result<Value> {
-        let (mut text_too, mut asking) = (false, false);
-        for _ in 0..MOST_REDIRECTS {
-            let command = if text_too { script.by_text(keys, args) } else { script.by_hash(keys, args) };
-            let commands: Vec<Command> = asking.then(|| command!["ASKING"]).into_iter().chain([command]).collect();
-            match self.call(&commands).await?.pop().context("one answer to each command")? {
-                Value::Error(error) if error.starts_with("NOSCRIPT") => text_too = true,
-                Value::Error(error) if self.is_cluster() && error.starts_with("MOVED ") => {
-                    self.follow(&error)?;
-                    asking = false;
+    pub async fn run<T: FromRedisValue>(
+        &mut self,
+        script: &Script,
+        keys: &[String],
+        args: impl ToRedisArgs,
+    ) -> Result<T> {
+        let mut call = script.prepare_invoke();
+        call.key(keys).arg(args);
+        let (end, mut redirects, mut asking) = (clock::now() + self.allowed(), 0, false);
+        loop {
+            let request = async |redis: &mut MultiplexedConnection| {
+                // The slot is on its way to this node, which takes us in only if we say so, every time.
+                if asking {
+                    script.load_async(redis).await?;
+                    cmd("ASKING").exec_async(redis).await?;
                 }
-                // The slot is on its way to another node, which takes us in only if we say so, every time.
-                Value::Error(error) if self.is_cluster() && error.starts_with("ASK ") => {
-                    self.follow(&error)?;
-                    asking = true;
+                call.invoke_async::<Value>(redis).await
+            };
+            let error = match self.send(request).await? {
+                Ok(answer) => return T::from_redis_value(answer).context("a script's answer"),
+                Err(error) => error,
+            };
+            let is_split = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
+            match redirect(&error).filter(|_| self.is_cluster()) {
+                Some((node, for_this_request)) if redirects < MOST_REDIRECTS => {
+                    self.visit(node);
+                    asking = for_this_request;
+                    redirects += 1;
                 }
-                Value::Error(error) => {
+                None if is_split && clock::now() < end => {
+                    clock::sleep_until(clock::now() + TRY_AGAIN).await;
+                    redirects = 0;
+                    if std::mem::take(&mut asking) {
+                        self.forget_connection();
+                    }
+                }
+                _ => {
                     // A master that was demoted, or a node in trouble: look for the right one next time.
-                    self.forget_link();
-                    return Err(refusal(&error));
+                    self.forget_connection();
+                    return Err(refusal(error));
                 }
-                answer => return Ok(answer),
             }
         }
-        Err(Fault::Unreachable.because("the nodes of the cluster send us in circles"))
     }
 
-    /// Sends commands to the server we are connected to, or connects first.
-    pub async fn call(&mut self, commands: &[Command]) -> Result<Vec<Value>> {
+    pub async fn call<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T> {
+        let answer = self.send(async |redis| command.query_async::<Value>(redis).await).await?;
+        T::from_redis_value(answer.map_err(refusal)?).context("an answer of Redis")
+    }
+
+    /// So that the script can be called by its hash among other commands.
+    pub async fn load(&mut self, script: &Script) -> Result<()> {
+        self.send(async |redis| script.load_async(redis).await).await?.map_err(refusal)?;
+        Ok(())
+    }
+
+    /// All in one round trip. What the server refuses stands among the answers.
+    pub async fn call_all(&mut self, commands: &Pipeline) -> Result<Vec<Value>> {
+        let count = commands.len();
+        self.send(async |redis| redis.send_packed_commands(commands, 0, count).await).await?.map_err(refusal)
+    }
+
+    /// Sends requests to the server we are connected to, or connects first. Whoever drops this, or whose patience ends, has
+    /// dropped the connection with it: what was sent may still be carried out.
+    async fn send<T>(
+        &mut self,
+        request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<Result<T, RedisError>> {
         let within = self.allowed();
-        let answers = self.link().await?.call(commands, within).await;
-        match answers {
-            Ok(_) => self.answered = true,
-            Err(_) => self.forget_link(),
+        self.connect().await?;
+        let mut connection = self.connection.take().context("connected just now")?;
+        let Ok(answer) = tokio::time::timeout(within, request(&mut connection.redis)).await else {
+            self.node = None;
+            return Err(Fault::Unreachable.because(format_args!("no answer within {within:?}")));
+        };
+        match answer {
+            Err(error) if !is_answer(&error) => {
+                self.node = None;
+                Err(refusal(error))
+            }
+            answer => {
+                self.answered = true;
+                self.connection = Some(connection);
+                Ok(answer)
+            }
         }
-        answers
     }
 
     /// Connects anew if an earlier verb was left unanswered.
-    pub async fn link(&mut self) -> Result<&mut Link> {
-        if !self.link.as_ref().is_some_and(Link::is_sound) {
-            self.link = None;
+    pub async fn connect(&mut self) -> Result<&mut Connection> {
+        if self.connection.is_none() {
             let within = self.patience.connect;
             // A node that cannot be reached may have left the cluster: then we begin again where we began, also if our
             // caller gives up while we still try.
             let node = self.node.take();
-            let connect = self.target.connect(node.as_deref(), within);
-            let connected = tokio::time::timeout(within, connect).await.unwrap_or_else(|_| {
+            let connected = tokio::time::timeout(within, self.target.connect(node.as_deref(), within)).await;
+            let connection = connected.unwrap_or_else(|_| {
                 Err(Fault::Unreachable.because(format_args!("no connection to {} within {within:?}", self.host())))
-            });
-            self.link = Some(connected?);
+            })?;
+            self.deaf |= connection.news.is_none();
+            self.connection = Some(connection);
             self.node = node;
         }
-        self.link.as_mut().context("connected just now")
+        self.connection.as_mut().context("connected just now")
     }
 
     pub fn host(&self) -> &str {
@@ -101,25 +155,18 @@ impl Server {
     }
 
     pub fn was_listening(&self) -> bool {
-        self.link.as_ref().is_some_and(Link::is_listening)
+        self.connection.as_ref().is_some_and(|connection| connection.listening)
     }
 
-    pub fn forget_link(&mut self) {
-        self.link = None;
+    pub fn forget_connection(&mut self) {
+        self.connection = None;
         self.node = None;
     }
 
     /// Goes to one node of a cluster.
     pub fn visit(&mut self, node: String) {
-        self.link = None;
+        self.connection = None;
         self.node = Some(node);
-    }
-
-    /// `MOVED slot host:port`; without a host it is the one that said so, which we know by another name.
-    pub fn follow(&mut self, error: &str) -> Result<()> {
-        let node = error.rsplit(' ').next().filter(|node| !node.starts_with(':')).with_context(|| refusal(error))?;
-        self.visit(node.to_owned());
-        Ok(())
     }
 
     /// The masters of a cluster, or just the one server there is.
@@ -127,15 +174,12 @@ impl Server {
         if !self.is_cluster() {
             return Ok(vec![self.host().to_owned()]);
         }
-        let slots = self.call(&[command!["CLUSTER", "SLOTS"]]).await?.remove(0);
-        let mut nodes: Vec<String> = slots
-            .items()
-            .iter()
-            .filter_map(|range| {
-                let master = range.items().get(2)?.items();
-                Some(format!("{}:{}", master.first()?.text()?, master.get(1)?.text()?))
-            })
-            .collect();
+        let slots: Value = self.call(cmd("CLUSTER").arg("SLOTS")).await?;
+        let master = |range: &Value| {
+            let master = items(items(range).get(2)?);
+            Some(format!("{}:{}", text(master.first()?)?, text(master.get(1)?)?))
+        };
+        let mut nodes: Vec<String> = items(&slots).iter().filter_map(master).collect();
         nodes.sort();
         nodes.dedup();
         ensure!(!nodes.is_empty(), Fault::Unreachable.because("the cluster serves no slots"));
@@ -152,39 +196,7 @@ mod tests {
     use super::*;
     use crate::backend::Address;
 
-    /// A node that answers so, whatever it is asked; and what it was asked.
-    fn node(answers: Vec<String>) -> (u16, thread::JoinHandle<Vec<String>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let asked = thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = Vec::new();
-            for answer in answers {
-                let mut buffer = [0; 4096];
-                let length = stream.read(&mut buffer).unwrap();
-                asked.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
-                stream.write_all(answer.as_bytes()).unwrap();
-            }
-            asked
-        });
-        (port, asked)
-    }
-
-    #[tokio::test]
-    async fn a_node_that_takes_in_a_slot_is_told_so_with_the_text_of_a_script_too() {
-        let answers = ["+OK\r\n-NOSCRIPT No matching script.\r\n", "+OK\r\n+done\r\n"];
-        let (next, asked) = node(answers.map(str::to_owned).to_vec());
-        let (first, _) = node(vec![format!("-ASK 1 127.0.0.1:{next}\r\n")]);
-        let target = Target::new(&Address::parse(&format!("redis+cluster://127.0.0.1:{first}")).unwrap()).unwrap();
-        let patience = Patience { connect: Duration::from_secs(20), attempt: Duration::from_secs(20) };
-        let answer = Server::new(target, patience).run(&Script::new("return 1"), &["key".into()], &[]).await;
-        assert_eq!(answer.unwrap().text().as_deref(), Some("done"));
-        let asked = asked.join().unwrap();
-        assert!(asked.iter().all(|request| request.contains("ASKING")), "{asked:?}");
-        assert!(asked[1].contains("return 1"), "{asked:?}");
-    }
-
-    /// Its password goes unanswered, so whoever connects to it is still at it when its caller gives up.
+    /// Its log-in goes unanswered, so whoever connects to it is still at it when its caller gives up.
     #[tokio::test]
     async fn a_node_that_does_not_answer_is_not_gone_to_again_without_asking() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -193,20 +205,22 @@ mod tests {
         let asked = thread::spawn(move || {
             for _ in 0..2 {
                 let (mut stream, _) = listener.accept().unwrap();
-                for answer in ["+OK\r\n", &format!("-MOVED 1 127.0.0.1:{next}\r\n")] {
+                for answer in ["%0\r\n", &format!("-MOVED 1 127.0.0.1:{next}\r\n")] {
                     let _ = stream.read(&mut [0; 4096]).unwrap();
                     stream.write_all(answer.as_bytes()).unwrap();
                 }
             }
         });
-        let target = Target::new(&Address::parse(&format!("redis+cluster://:pw@127.0.0.1:{first}")).unwrap()).unwrap();
+        let target = Target::new(&Address::parse(&format!("redis+cluster://127.0.0.1:{first}")).unwrap()).unwrap();
         let patience = Patience { connect: Duration::from_secs(60), attempt: Duration::from_secs(60) };
         let mut server = Server::new(target, patience);
         for _ in 0..40 {
             if asked.is_finished() {
                 return;
             }
-            let verb = async { server.run(&Script::new("return 1"), &["key".into()], &[]).await };
+            let script = Script::new("return 1");
+            let keys = ["key".to_owned()];
+            let verb = server.run::<Value>(&script, &keys, super::super::NO_ARGS);
             let _ = tokio::time::timeout(Duration::from_millis(500), verb).await;
         }
         panic!("it never asked the first node again");

@@ -1,17 +1,18 @@
 //! Reading a lock for people: what the server keeps about it, as [`LockState`].
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use redis::{FromRedisValue, ParsingError, RedisError, Value, cmd, pipe};
 
-use super::Redis;
-use super::link::refusal;
-use super::resp::{Command, Value, command};
-use super::script::{Script, script};
+use super::answer::{items, millis, text, understood};
+use super::connection::refusal;
 use super::server::Server;
+use super::{Redis, Script, script};
 use crate::backend::Page;
-use crate::lock::{Contender, Identity, LastRun, LockName, LockState, Mode, Token};
+use crate::lock::{Contender, History, Identity, LastRun, LockName, LockState, Mode, Outcome, Token};
 
 pub static INSPECT: Script = script!("inspect.lua");
 
@@ -37,16 +38,60 @@ pub fn contender(owner: String, details: &str, expires_in: Option<Duration>) -> 
     }
 }
 
-/// Reads the answer of `inspect.lua`.
-pub fn read(name: &LockName, reply: &Value) -> Option<LockState> {
-    let [now, mode, last, holders, waiters] = reply.items() else { return None };
-    let (now, mode) = (now.number()?, Mode::parse(&mode.text()?).unwrap_or(Mode::Exclusive));
-    let until = |ends: &Value| ends.number::<u64>().map(|ends| Duration::from_millis(ends.saturating_sub(now)));
-    let one = |one: &[Value]| Some(contender(one[0].text()?, &one[2].text()?, until(&one[1])));
-    let holder = |of: &[Value]| Some(Contender { mode, revoked: of[3] == Value::Integer(1), ..one(of)? });
-    let holders = holders.items().chunks_exact(4).map(holder).collect::<Option<_>>()?;
-    let waiters = waiters.items().chunks_exact(3).map(one).collect::<Option<_>>()?;
-    Some(LockState::of(name.clone(), "redis", holders, waiters, LastRun::from_json(&last.text()?)))
+/// A run as the server keeps it: as JSON, or what was known of a holder that vanished.
+fn run(text: &str) -> Option<LastRun> {
+    let Some(details) = text.strip_prefix("vanished ") else { return LastRun::from_json(text) };
+    let who = Identity::from_json(details.splitn(6, ' ').nth(5)?)?;
+    Some(LastRun::vanished(&contender(who.owner.to_string(), details, None).into_holder()))
+}
+
+/// Newest first, each once. Whoever was taken for vanished may have told later how its run ended.
+pub fn in_order(runs: impl Iterator<Item = LastRun>) -> Vec<LastRun> {
+    let mut runs: Vec<LastRun> = runs.collect();
+    runs.sort_by_key(|run| (Reverse(run.fencing_token), run.outcome == Outcome::Vanished));
+    runs.dedup_by(|later, first| {
+        later.owner.is_some() && later.owner == first.owner && later.fencing_token == first.fencing_token
+    });
+    runs
+}
+
+/// The answer of `inspect.lua`.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub holders: Vec<Contender>,
+    pub waiters: Vec<Contender>,
+    pub history: History,
+    /// Whether the server knows the lock at all.
+    pub known: bool,
+}
+
+impl Look {
+    pub fn of(self, name: &LockName) -> LockState {
+        LockState::of(name.clone(), "redis", self.holders, self.waiters, self.history)
+    }
+
+    /// What follows the word `state`.
+    pub fn read(reply: &[Value]) -> Option<Look> {
+        let [mode, last, known, holders, waiters, earlier, success] = reply else { return None };
+        let mode = Mode::parse(&text(mode)?).unwrap_or(Mode::Exclusive);
+        let one = |one: &[Value]| Some(contender(text(&one[0])?, &text(&one[2])?, millis(&one[1])));
+        let holder = |of: &[Value]| Some(Contender { mode, revoked: of[3] == Value::Int(1), ..one(of)? });
+        Some(Look {
+            holders: items(holders).chunks_exact(4).map(holder).collect::<Option<_>>()?,
+            waiters: items(waiters).chunks_exact(3).map(one).collect::<Option<_>>()?,
+            history: History {
+                runs: in_order([last].into_iter().chain(items(earlier)).filter_map(text).filter_map(|one| run(&one))),
+                last_success_at: millis(success).map(|since| SystemTime::UNIX_EPOCH + since),
+            },
+            known: *known == Value::Int(1),
+        })
+    }
+}
+
+impl FromRedisValue for Look {
+    fn from_redis_value(reply: Value) -> Result<Look, ParsingError> {
+        understood(reply, |word, rest| Look::read(rest).filter(|_| word == "state"))
+    }
 }
 
 /// One SCAN's worth of locks. A place in the list is `NODE CURSOR`: which node of a cluster, and where.
@@ -77,10 +122,11 @@ pub fn next_place(node: usize, cursor: &str, nodes: usize) -> Option<String> {
 /// a counter, and is listed for that; a lock without one is a foreign program's.
 pub async fn page(server: &mut Server, prefix: &str, cursor: &str) -> Result<(BTreeSet<LockName>, String)> {
     let pattern = format!("*{}*", escaped(prefix));
-    let answer = server.call(&[command!["SCAN", cursor, "MATCH", pattern, "COUNT", "200"]]).await?.remove(0);
-    let [cursor, keys] = answer.items() else { bail!("a SCAN was answered with {answer:?}") };
+    let mut scan = cmd("SCAN");
+    scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(200);
+    let (cursor, keys): (String, Vec<Value>) = server.call(&scan).await?;
     let (mut names, mut bare) = (BTreeSet::new(), Vec::new());
-    for key in keys.items().iter().filter_map(Value::text) {
+    for key in keys.iter().filter_map(text) {
         let counted = key.strip_prefix('{').and_then(|key| key.strip_suffix("}:token"));
         if let Some(name) = counted.and_then(|key| key.strip_prefix(prefix)).and_then(|name| name.parse().ok()) {
             names.insert(name);
@@ -89,28 +135,37 @@ pub async fn page(server: &mut Server, prefix: &str, cursor: &str) -> Result<(BT
         }
     }
     if !bare.is_empty() {
-        let counters = bare.iter().map(|name| command!["EXISTS", format!("{{{prefix}{name}}}:token")]);
-        let answers = server.call(&counters.collect::<Vec<_>>()).await?;
-        let foreign = bare.into_iter().zip(answers).filter(|(_, counted)| *counted == Value::Integer(0));
+        let mut counters = pipe();
+        for name in &bare {
+            counters.cmd("EXISTS").arg(format!("{{{prefix}{name}}}:token"));
+        }
+        let answers = server.call_all(&counters).await?;
+        let foreign = bare.into_iter().zip(answers).filter(|(_, counted)| *counted == Value::Int(0));
         names.extend(foreign.map(|(name, _)| name));
     }
-    Ok((names, cursor.text().context("a SCAN without a cursor")?))
+    Ok((names, cursor))
 }
 
 async fn inspect_all(redis: &mut Redis, names: &BTreeSet<LockName>) -> Result<Vec<LockState>> {
     if names.is_empty() {
         return Ok(Vec::new());
     }
-    let looks = names.iter().map(|name| INSPECT.by_hash(&redis.keys(name), &[]));
-    let commands: Vec<Command> = std::iter::once(INSPECT.load()).chain(looks).collect();
-    let answers = redis.server.call(&commands).await?;
+    redis.server.load(&INSPECT).await?;
+    let mut looks = pipe();
+    for name in names {
+        let keys = redis.keys(name);
+        looks.cmd("EVALSHA").arg(INSPECT.get_hash()).arg(keys.len()).arg(keys);
+    }
+    let answers = redis.server.call_all(&looks).await?;
     let mut locks = Vec::new();
-    for (name, answer) in names.iter().zip(answers.iter().skip(1)) {
+    for (name, answer) in names.iter().zip(answers) {
         match answer {
-            // A key with our prefix that is no lock.
-            Value::Error(error) if error.contains("WRONGTYPE") => {}
-            Value::Error(error) => return Err(refusal(error)),
-            answer => locks.push(read(name, answer).with_context(|| format!("an unreadable state of {name}"))?),
+            Value::ServerError(error) => match RedisError::from(error) {
+                // A key with our prefix that is no lock.
+                error if error.code() == Some("WRONGTYPE") => {}
+                error => return Err(refusal(error)),
+            },
+            answer => locks.push(Look::from_redis_value(answer)?.of(name)),
         }
     }
     Ok(locks)

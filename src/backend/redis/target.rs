@@ -1,16 +1,21 @@
 //! What a Redis URL names and how to get there: the server itself, the master that sentinels agree on,
-//! or a node of a cluster. Knows how to log in; knows nothing about locks.
+//! or a node of a cluster. Knows nothing about locks.
+//!
+//! The crate has clients of its own for Sentinel and Cluster. They open their own sockets, which no bound on memory and no
+//! certificate of ours would reach, and choose by themselves on which connection a request goes out and when to repeat
+//! it; so we ask the sentinels and follow the cluster's redirects over plain connections instead.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use redis::{ErrorKind, ProtocolVersion, RedisConnectionInfo, RedisError, ServerErrorKind, cmd};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::{Link, refusal};
-use super::resp::{Command, Value, command};
+use super::connection::{Connection, is_unknown_command, lacks_resp3, refusal};
+use crate::backend::net::{self, Socket};
 use crate::backend::{Address, tls};
 use crate::exit::Fault;
 
@@ -22,15 +27,15 @@ pub struct Target {
     /// `host:port`
     pub hosts: Vec<String>,
     /// Which of them, counted on and on, is asked next.
-    next: AtomicUsize,
+    next: Cell<usize>,
     tls: Option<Arc<ClientConfig>>,
-    login: Vec<Command>,
+    login: RedisConnectionInfo,
 }
 
 enum Kind {
     One,
     Unix(PathBuf),
-    Sentinel { master: String },
+    Sentinel { master: String, login: Box<RedisConnectionInfo> },
     Cluster,
 }
 
@@ -43,10 +48,15 @@ impl Target {
     fn read(address: &Address) -> Result<Target> {
         let scheme = address.scheme();
         let segment = |n| address.path().trim_start_matches('/').split('/').nth(n).unwrap_or("");
+        let sentinel_user = address.param("sentinel-username").map(str::to_owned);
+        let sentinel = (sentinel_user, address.password_in("sentinel-password-file")?);
         let (kind, db) = match scheme.split_once('+').map_or("", |(_, kind)| kind) {
             "" => (Kind::One, segment(0)),
             "unix" => (Kind::Unix(address.path().into()), address.param("db").unwrap_or("")),
-            "sentinel" => (Kind::Sentinel { master: segment(0).to_owned() }, segment(1)),
+            "sentinel" => {
+                let login = Box::new(login(&sentinel, "")?.set_protocol(ProtocolVersion::RESP2));
+                (Kind::Sentinel { master: segment(0).to_owned(), login }, segment(1))
+            }
             _ => (Kind::Cluster, segment(0)),
         };
         let (port, hosts) = match &kind {
@@ -55,7 +65,7 @@ impl Target {
                 ensure!(!path.as_os_str().is_empty(), "{address} names no socket: it is redis+unix:///path/to.sock");
                 (PORT, 0..=0)
             }
-            Kind::Sentinel { master } => {
+            Kind::Sentinel { master, .. } => {
                 ensure!(!master.is_empty(), "{address} names no master: it is redis+sentinel://host,host/master");
                 (SENTINEL_PORT, 1..=usize::MAX)
             }
@@ -64,27 +74,36 @@ impl Target {
                 (PORT, 1..=usize::MAX)
             }
         };
+        let (is_unix, is_sentinel) = (matches!(kind, Kind::Unix(_)), matches!(kind, Kind::Sentinel { .. }));
         ensure!(
-            matches!(kind, Kind::Unix(_)) || address.param("db").is_none(),
+            is_unix || address.param("db").is_none(),
             "db is for redis+unix://; here the database stands in the path: {scheme}://…/1"
         );
-        let most = if matches!(kind, Kind::Sentinel { .. }) { 2 } else { 1 };
+        ensure!(is_sentinel || sentinel == (None, None), "only redis+sentinel:// has a log-in for sentinels");
+        let most = if is_sentinel { 2 } else { 1 };
         ensure!(
-            matches!(kind, Kind::Unix(_)) || address.path().trim_matches('/').split('/').count() <= most,
+            is_unix || address.path().trim_matches('/').split('/').count() <= most,
             "{address} has a path that is too long"
         );
         ensure!(hosts.contains(&address.hosts().len()), "{address} names {} hosts", address.hosts().len());
         let hosts = address.hosts().iter().map(|host| host.with_port(port)).collect();
-        Ok(Target { kind, hosts, next: AtomicUsize::new(0), tls: secured(address)?, login: login(address, db)? })
+        Ok(Target {
+            kind,
+            hosts,
+            next: Cell::default(),
+            tls: secured(address)?,
+            login: login(&own_login(address)?, db)?,
+        })
     }
 
     /// The servers that an address names, each by itself: the nodes of a Redlock.
     pub fn each(address: &Address) -> Result<Vec<Target>> {
-        let (tls, login) = (secured(address)?, login(address, address.path().trim_start_matches('/'))?);
+        let tls = secured(address)?;
+        let login = login(&own_login(address)?, address.path().trim_start_matches('/'))?;
         let one = |at| Target {
             kind: Kind::One,
             hosts: vec![at],
-            next: AtomicUsize::new(0),
+            next: Cell::default(),
             tls: tls.clone(),
             login: login.clone(),
         };
@@ -95,96 +114,83 @@ impl Target {
         matches!(self.kind, Kind::Cluster)
     }
 
-    /// Connects and logs in, to the node of a cluster that is known to be the right one. Logging in takes
-    /// a round trip of its own: a verb sent along with a log-in that fails would be carried out all the
-    /// same, as whoever may, on whichever database.
-    pub async fn connect(&self, node: Option<&str>, patience: Duration) -> Result<Link> {
-        let mut link = match &self.kind {
-            Kind::Unix(path) => Link::unix(path).await,
-            Kind::Sentinel { master } => self.tcp(&self.ask_sentinels(master, patience).await?).await,
-            Kind::One | Kind::Cluster => match node {
-                Some(node) => self.tcp(node).await,
-                None => self.first_that_answers(patience).await,
-            },
-        }?;
-        if !self.login.is_empty() {
-            for answer in link.call(&self.login, patience).await? {
-                if let Value::Error(error) = answer {
-                    return Err(refusal(&error));
-                }
+    /// Connects and logs in, to the node of a cluster that is known to be the right one.
+    pub async fn connect(&mut self, node: Option<&str>, patience: Duration) -> Result<Connection> {
+        match self.log_in(node, patience).await? {
+            Err(error) if lacks_resp3(&error) => {
+                self.login = self.login.clone().set_protocol(ProtocolVersion::RESP2);
+                self.log_in(node, patience).await?.map_err(refusal)
             }
-            link.set_logged_in();
+            connected => connected.map_err(refusal),
         }
-        Ok(link)
     }
 
-    async fn tcp(&self, at: &str) -> Result<Link> {
-        Link::tcp(at, self.tls.as_ref()).await
+    async fn log_in(&self, node: Option<&str>, patience: Duration) -> Result<Result<Connection, RedisError>> {
+        let connect = async |at: &str| net::tcp(at, self.tls.as_ref()).await;
+        let socket = match (&self.kind, node) {
+            (Kind::Unix(path), _) => net::unix(path).await?,
+            (Kind::Sentinel { master, login }, _) => {
+                let ask = async |host: &str| {
+                    let answer = ask_sentinel(connect(host).await?, login, host, master).await;
+                    answer.map_err(|error| Fault::of(&error).because(format_args!("sentinel {host}: {error:#}")))
+                };
+                connect(&self.first_that_answers(patience, ask).await?).await?
+            }
+            (_, Some(node)) => connect(node).await?,
+            (_, None) => self.first_that_answers(patience, connect).await?,
+        };
+        Ok(Connection::open(socket, &self.login).await)
     }
 
-    async fn first_that_answers(&self, patience: Duration) -> Result<Link> {
+    /// Asks every host once, in turn, and lets none use up the time that all of them have. Should this be dropped, the next
+    /// attempt begins with the host after.
+    async fn first_that_answers<T>(&self, patience: Duration, ask: impl AsyncFn(&str) -> Result<T>) -> Result<T> {
+        let share = patience / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
         let mut last = None;
-        for host in self.in_turn() {
-            match self.fairly(patience, self.tcp(host)).await {
-                Ok(link) => {
-                    self.begin_here_again();
-                    return Ok(link);
+        for _ in 0..self.hosts.len() {
+            let at = self.next.get() % self.hosts.len();
+            self.next.set(at + 1);
+            match tokio::time::timeout(share, ask(&self.hosts[at])).await {
+                Ok(Ok(answer)) => {
+                    self.next.set(at);
+                    return Ok(answer);
                 }
-                Err(error) => last = Some(error),
+                Ok(Err(error)) => last = Some(error),
+                Err(_) => last = Some(Fault::Unreachable.because(format_args!("no answer within {share:?}"))),
             }
         }
         Err(last.unwrap_or_else(|| Fault::Unreachable.because("the URL names no host")))
     }
+}
 
-    async fn ask_sentinels(&self, master: &str, patience: Duration) -> Result<String> {
-        let question = [command!["SENTINEL", "GET-MASTER-ADDR-BY-NAME", master]];
-        let mut last = None;
-        for host in self.in_turn() {
-            let ask = async { self.tcp(host).await?.call(&question, patience).await };
-            last = Some(match self.fairly(patience, ask).await.as_deref() {
-                Ok([Value::Error(error)]) if error.starts_with("ERR unknown command") => Fault::Config.because(
-                    format_args!("{host} is no sentinel but a Redis server: name the sentinels, or use redis://{host}"),
-                ),
-                Ok([Value::Error(error)]) if error.starts_with("NOAUTH") => Fault::Refused.because(format_args!(
-                    "sentinel {host} wants a password, and the one in a URL is for the servers that sentinels name"
-                )),
-                Ok([Value::Error(error)]) => refusal(error).context(format!("sentinel {host}")),
-                Ok([answer]) => match answer.items() {
-                    [ip, port] => {
-                        self.begin_here_again();
-                        return Ok(with_port(&ip.text().unwrap_or_default(), &port.text().unwrap_or_default()));
-                    }
-                    _ => Fault::Config.because(format_args!("sentinel {host} knows no master named {master:?}")),
-                },
-                Ok(_) => Fault::Unreachable.because(format_args!("sentinel {host} answered nothing")),
-                Err(error) => Fault::of(error).because(format_args!("sentinel {host}: {error:#}")),
-            });
-        }
-        Err(last.unwrap_or_else(|| Fault::Unreachable.because("no sentinel answered")))
-    }
-
-    /// Every host once. Should an attempt be dropped, the next one begins with the host after.
-    fn in_turn(&self) -> impl Iterator<Item = &String> {
-        let next = || self.next.fetch_add(1, Ordering::Relaxed) % self.hosts.len();
-        (0..self.hosts.len()).map(move |_| &self.hosts[next()])
-    }
-
-    /// The host that was asked last has answered.
-    fn begin_here_again(&self) {
-        self.next.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Lets no single host use up the time that all of them have.
-    async fn fairly<T>(&self, patience: Duration, attempt: impl Future<Output = Result<T>>) -> Result<T> {
-        let share = patience / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX);
-        tokio::time::timeout(share, attempt)
-            .await
-            .map_err(|_| Fault::Unreachable.because(format_args!("no answer within {share:?}")))?
+/// Where the master is, by the word of one sentinel.
+async fn ask_sentinel(socket: Socket, login: &RedisConnectionInfo, host: &str, master: &str) -> Result<String> {
+    let question = async {
+        let mut sentinel = Connection::open(socket, login).await?;
+        let mut question = cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+        question.query_async::<Option<(String, u16)>>(&mut sentinel.redis).await
+    };
+    match question.await {
+        Ok(Some((ip, port))) if ip.contains(':') => Ok(format!("[{ip}]:{port}")),
+        Ok(Some((ip, port))) => Ok(format!("{ip}:{port}")),
+        Ok(None) => Err(Fault::Config.because(format_args!("it knows no master named {master:?}"))),
+        Err(error) if is_unknown_command(&error) => Err(Fault::Config.because(format_args!(
+            "this is no sentinel but a Redis server: name the sentinels, or use redis://{host}"
+        ))),
+        Err(error) if error.code() == Some("NOAUTH") => Err(Fault::Refused.because(
+            "it wants a password, and the one in a URL is for the servers that sentinels name: name a file that has it \
+             with sentinel-password-file=PATH",
+        )),
+        Err(error) => Err(refusal(error)),
     }
 }
 
-fn with_port(host: &str, port: &str) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+/// Where another node of the cluster is that this error sends us to, and whether for this one request only.
+pub fn redirect(error: &RedisError) -> Option<(String, bool)> {
+    // Without a host it is the one that said so, which we know by another name.
+    let (node, _) = error.redirect_node().filter(|(node, _)| !node.starts_with(':'))?;
+    Some((node.to_owned(), error.kind() == ErrorKind::Server(ServerErrorKind::Ask)))
 }
 
 fn secured(address: &Address) -> Result<Option<Arc<ClientConfig>>> {
@@ -195,19 +201,23 @@ fn secured(address: &Address) -> Result<Option<Arc<ClientConfig>>> {
     tls::refuse(address).map(|()| None)
 }
 
-fn login(address: &Address, db: &str) -> Result<Vec<Command>> {
-    let mut login = Vec::new();
-    match (address.username(), address.password()?) {
-        (Some(user), Some(password)) => login.push(command!["AUTH", user, password]),
-        (None, Some(password)) => login.push(command!["AUTH", password]),
-        (Some(_), None) => return Err(Fault::Config.because("there is a user name for Redis but no password")),
-        (None, None) => {}
-    }
-    if db.parse::<u32>().is_err() && !db.is_empty() {
+type Login = (Option<String>, Option<String>);
+
+fn own_login(address: &Address) -> Result<Login> {
+    Ok((address.username().map(str::to_owned), address.password()?))
+}
+
+fn login((user, password): &Login, db: &str) -> Result<RedisConnectionInfo> {
+    let number = if db.is_empty() { Some(0) } else { db.parse::<u32>().ok() };
+    let Some(number) = number else {
         return Err(Fault::Config.because(format_args!("a Redis database is a number, not {db:?}")));
-    }
-    if !matches!(db, "" | "0") {
-        login.push(command!["SELECT", db]);
-    }
-    Ok(login)
+    };
+    let login = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+    let login = login.set_db(number.into());
+    Ok(match (user, password) {
+        (Some(user), Some(password)) => login.set_username(user).set_password(password),
+        (None, Some(password)) => login.set_password(password),
+        (Some(_), None) => return Err(Fault::Config.because("there is a user name for Redis but no password")),
+        (None, None) => login,
+    })
 }

@@ -4,11 +4,14 @@
 use std::future::pending;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
+use redis::{PushInfo, PushKind, RedisError, Value, pipe};
 
-use super::link::refusal;
-use super::resp::{Command, Value, command};
+use super::answer::{items, text};
+use super::connection::refusal;
 use super::server::Server;
+use super::target::redirect;
+use crate::backend::within;
 use crate::clock;
 
 /// Between attempts to get a connection back that only listens.
@@ -23,7 +26,8 @@ pub struct Watch {
 
 impl Watch {
     /// Whether one of the keys that were touched was not there before: then it is now, and need not be read.
-    fn has_appeared(&self, touched: &[String]) -> bool {
+    fn has_appeared(&self, news: &PushInfo) -> bool {
+        let touched: Vec<String> = news.data.iter().flat_map(items).filter_map(text).collect();
         self.keys.iter().zip(&self.seen).any(|(key, seen)| seen.is_none() && touched.contains(key))
     }
 }
@@ -39,7 +43,7 @@ impl Server {
             // That a connection broke on which we listened is news; that there is none is not, and
             // whoever asks is told why.
             let broke = self.was_listening();
-            self.forget_link();
+            self.forget_connection();
             if broke {
                 return;
             }
@@ -47,34 +51,45 @@ impl Server {
         }
     }
 
+    /// Its requests change nothing, so the connection goes on when this is dropped.
     async fn listen(&mut self, watch: &Watch) -> Result<()> {
-        let read: Command = ["MGET"].into_iter().chain(watch.keys.iter().map(String::as_str)).map(Into::into).collect();
         while !self.deaf {
-            let within = self.allowed();
-            let link = self.link().await?;
-            let mut commands = vec![command!["HELLO", "3"], command!["CLIENT", "TRACKING", "ON", "OPTIN"]];
-            if link.is_listening() {
-                commands.clear();
+            let patience = self.allowed();
+            let connection = self.connect().await?;
+            let Some(news) = &mut connection.news else { break };
+            // What was pushed before we read the keys is older than what we read.
+            while news.try_recv().is_ok() {}
+            let mut read = pipe();
+            if !connection.listening {
+                read.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
             }
             // Of these keys alone: the scripts read others too, which change whenever anybody waits.
-            commands.extend([command!["CLIENT", "CACHING", "YES"], read.clone()]);
-            let mut answers = link.read(&commands, within).await?;
-            link.forget_news();
-            let values = answers.pop().context("one answer to each command")?;
-            if answers.iter().any(|answer| matches!(answer, Value::Error(_))) {
+            read.cmd("CLIENT").arg("CACHING").arg("YES").cmd("MGET").arg(&watch.keys);
+            let answers = connection.redis.send_packed_commands(&read, 0, read.len());
+            let mut answers = within(patience, async { answers.await.map_err(refusal) }).await?;
+            let values = answers.pop().unwrap_or_default();
+            if answers.iter().any(|answer| matches!(answer, Value::ServerError(_))) {
                 self.deaf = true;
                 break;
             }
-            link.set_listening();
-            match values {
-                Value::Error(error) if error.starts_with("MOVED ") => self.follow(&error)?,
-                Value::Error(error) => return Err(refusal(&error)),
-                values if values.items().iter().map(Value::text).ne(watch.seen.iter().cloned()) => return Ok(()),
-                _ => {
-                    let touched = link.news().await?;
-                    if watch.has_appeared(&touched) {
-                        return Ok(());
+            connection.listening = true;
+            if let Value::ServerError(error) = values {
+                let error = RedisError::from(error);
+                match redirect(&error) {
+                    Some((node, false)) => self.visit(node),
+                    _ => {
+                        self.forget_connection();
+                        return Err(refusal(error));
                     }
+                }
+            } else if items(&values).iter().map(text).ne(watch.seen.iter().cloned()) {
+                return Ok(());
+            } else {
+                match news.recv().await {
+                    Some(news) if news.kind == PushKind::Disconnection => bail!("the server closed the connection"),
+                    Some(news) if watch.has_appeared(&news) => return Ok(()),
+                    Some(_) => {}
+                    None => bail!("the connection broke"),
                 }
             }
         }

@@ -3,14 +3,15 @@
 
 use anyhow::Result;
 
-use super::nodes::{Node, Reply, Word, count, no_majority};
+use super::answer::Answer;
+use super::nodes::{Node, Reply, count, no_majority};
 use super::waiting::{Began, Then};
-use super::{Redlock, SLACK, flag, millis, script};
-use crate::backend::redis::script::Script;
+use super::{OURS, Redlock, SLACK, flag, millis, script};
+use crate::backend::redis::Script;
 use crate::backend::{Ask, Attempt, Lease};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Mode, Term, Token};
+use crate::lock::{Grant, Mode, Token};
 
 pub static TAKE: Script = script!("take.lua");
 pub static RAISE: Script = script!("raise.lua");
@@ -35,19 +36,19 @@ impl Redlock {
             args.iter().cloned().chain([holder, details]).collect()
         };
         let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, for_node).await;
-        let (ours, quorum) = (count(&replies, Word::Ours), self.nodes.quorum());
-        if count(&replies, Word::Ran) > 0 {
+        let (ours, quorum) = (count(&replies, OURS), self.nodes.quorum());
+        if count(&replies, |answer| matches!(answer, Answer::Ran)) > 0 {
             self.give_back(ask, &keys, Then::Leave).await;
             return Ok(Attempt::AlreadyRan);
         }
         if let Some(token) = token(&replies).filter(|_| ours >= quorum) {
-            let term = Term { from, ttl: ask.ttl, slack: SLACK };
+            let grant = Grant { from, ttl: ask.ttl, slack: SLACK };
             let agreed = self.raise(ask, &keys, token).await;
-            if agreed && term.from.elapsed() < ask.ttl.mul_f64(0.99) - SLACK {
+            if agreed && grant.from.elapsed() < ask.ttl.mul_f64(0.99) - SLACK {
                 self.watch_as_holder(&keys, &ask.who.owner, &replies);
                 self.began = None;
                 let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
-                return Ok(Attempt::Granted(Lease { name, owner, token, slot: None, term, descriptors: Vec::new() }));
+                return Ok(Attempt::Granted(Lease { name, owner, token, slot: None, grant, descriptors: Vec::new() }));
             }
         }
         let answered = replies.iter().filter(|reply| reply.is_ok()).count() >= quorum;
@@ -66,14 +67,14 @@ impl Redlock {
     async fn raise(&mut self, ask: &Ask, keys: &[String], token: Token) -> bool {
         let args = [ask.who.owner.to_string(), token.to_string(), millis(ask.ttl), ask.who.to_json()];
         let replies = self.nodes.ask(&RAISE, keys, |_| args.to_vec()).await;
-        count(&replies, Word::Ours) >= self.nodes.quorum()
+        count(&replies, OURS) >= self.nodes.quorum()
     }
 }
 
 /// The token that a majority's answers to the first phase call for.
 pub fn token(replies: &[Reply]) -> Option<Token> {
     let candidate = |reply: &Reply| match reply {
-        Ok((word, rest)) if *word == Word::Ours => rest.first()?.number().map(Token),
+        Ok(Answer::Ours(token)) => *token,
         _ => None,
     };
     replies.iter().filter_map(candidate).max()

@@ -1,19 +1,18 @@
 //! Whether the nodes tell the same of the locks they have on record, as far as a sample of them shows.
 //!
-//! They need not agree at every moment: a lock that is being taken or let go of is first here and then there. So what
-//! looks odd is looked at twice, and counts only if nothing about it has changed. Nor need all of them have every lock: a
-//! majority will do, and a node that was too slow for the last grant is told of the next. One that has forgotten is not
-//! like that: it lacks what was granted before it was started.
+//! They need not agree at every moment: what looks odd is looked at twice, and counts only if nothing about it has
+//! changed. Nor need all of them have every lock: a majority will do, and a node that was too slow for the last grant is
+//! told of the next. One that has forgotten lacks what was granted before it was started.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures_util::future::join_all;
+use redis::{Value, cmd, pipe};
 
-use super::nodes::Node;
 use super::{Redlock, TOKEN};
-use crate::backend::redis::resp::{Command, Value, command};
+use crate::backend::redis::answer::{number, text};
 use crate::backend::redis::server::Server;
 use crate::backend::redis::status::page;
 use crate::backend::{Finding, within};
@@ -23,9 +22,7 @@ const CHECK: &str = "redlock-agreement";
 /// So many locks are compared, and so many steps each node looks for them.
 const SAMPLE: usize = 300;
 const STEPS: usize = 10;
-/// A foreign program may put anything there.
 const LONGEST_OWNER: usize = 200;
-/// So many are named of each kind.
 const EXAMPLES: usize = 3;
 /// A node that lacks more than half of at least so many has forgotten them, whenever it was started.
 const MANY: usize = 10;
@@ -41,11 +38,9 @@ struct Word {
     counter: Option<u64>,
 }
 
-/// What those that answer say of it: which node, and what.
 type Words = Vec<(usize, Word)>;
 
-/// Asks only those that have answered just now, and no longer than any other request may take: what else was found out
-/// is not to be lost over this.
+/// Asks only those that have answered just now, and no longer than any other request may take.
 pub async fn examine(redlock: &mut Redlock, answering: &[bool]) -> Vec<Finding> {
     let patience = redlock.patience;
     within(patience, compared(redlock, answering)).await.unwrap_or_else(|error| {
@@ -62,7 +57,7 @@ async fn compared(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<Findi
     let names = sample(redlock, answering).await?;
     let quorum = redlock.nodes.quorum();
     let asked = redlock.nodes.iter_mut().zip(answering).map(|(node, asked)| started(&mut node.server, *asked));
-    let started: Vec<Option<u64>> = join_all(asked).await;
+    let started = join_all(asked).await;
     let first = words(redlock, answering, &names).await?;
     let odd = |(_, words): &(LockName, Words)| split(words, quorum).is_some() || !behind(words, quorum).is_empty();
     let mut odd: Vec<(LockName, Words)> = names.iter().cloned().zip(first).filter(odd).collect();
@@ -72,64 +67,59 @@ async fn compared(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<Findi
         let mut again = words(redlock, answering, &names).await?.into_iter();
         odd.retain(|(_, before)| again.next().as_ref() == Some(before));
     }
-    let host = |node: &mut Node| node.server.host().to_owned();
-    let nodes: Vec<_> = redlock.nodes.iter_mut().map(host).zip(started).collect();
-    let findings: Vec<_> =
-        [splits(&odd, quorum, &nodes), lags(&odd, names.len(), quorum, &nodes)].into_iter().flatten().collect();
-    Ok(if findings.is_empty() { vec![agreed(names.len())] } else { findings })
-}
-
-fn agreed(locks: usize) -> Finding {
-    let all = if locks < SAMPLE { "" } else { "first " };
-    Finding::fine(CHECK, format!("the nodes agree about the {all}{locks} lock(s) that they have on record"))
+    let nodes: Vec<_> = redlock.nodes.iter_mut().map(|node| node.server.host().to_owned()).zip(started).collect();
+    let findings = [splits(&odd, quorum, &nodes), lags(&odd, names.len(), quorum, &nodes)];
+    let findings: Vec<_> = findings.into_iter().flatten().collect();
+    if !findings.is_empty() {
+        return Ok(findings);
+    }
+    let (all, locks) = (if names.len() < SAMPLE { "" } else { "first " }, names.len());
+    Ok(vec![Finding::fine(CHECK, format!("the nodes agree about the {all}{locks} lock(s) that they have on record"))])
 }
 
 /// The names of locks that any node knows.
 async fn sample(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<LockName>> {
     let prefix = redlock.prefix.clone();
     let asked = redlock.nodes.iter_mut().zip(answering).filter(|(_, asked)| **asked);
-    let found = join_all(asked.map(|(node, _)| names(&mut node.server, &prefix))).await;
-    let (mut all, mut why) = (BTreeSet::new(), None);
-    let mut answers = 0;
-    for found in found {
+    let (mut all, mut failed) = (BTreeSet::new(), Vec::new());
+    for found in join_all(asked.map(|(node, _)| names(&mut node.server, &prefix))).await {
         match found {
-            Ok(names) => {
-                answers += 1;
-                all.extend(names);
-            }
-            Err(error) => why = Some(error),
+            Ok(names) => all.extend(names),
+            Err(error) => failed.push(error),
         }
     }
-    match why {
+    let answers = answering.iter().filter(|asked| **asked).count() - failed.len();
+    match failed.pop() {
         Some(error) if answers < redlock.nodes.quorum() => Err(error),
         _ => Ok(all.into_iter().take(SAMPLE).collect()),
     }
 }
 
 async fn names(server: &mut Server, prefix: &str) -> Result<BTreeSet<LockName>> {
-    let (mut all, mut cursor) = (BTreeSet::new(), "0".to_owned());
-    for _ in 0..STEPS {
-        let (names, next) = page(server, prefix, &cursor).await?;
-        all.extend(names);
-        cursor = next;
+    let (mut all, mut cursor) = page(server, prefix, "0").await?;
+    for _ in 1..STEPS {
         if cursor == "0" || all.len() >= SAMPLE {
             break;
         }
+        let names;
+        (names, cursor) = page(server, prefix, &cursor).await?;
+        all.extend(names);
     }
     Ok(all)
 }
 
 /// What each node that answers says of each lock.
 async fn words(redlock: &mut Redlock, answering: &[bool], names: &[LockName]) -> Result<Vec<Words>> {
-    let keys = names.iter().map(|name| redlock.keys(name));
-    let commands: Vec<Command> =
-        keys.flat_map(|keys| [command!["GET", keys[0].clone()], command!["GET", keys[TOKEN].clone()]]).collect();
-    if commands.is_empty() {
+    if names.is_empty() {
         return Ok(Vec::new());
+    }
+    let mut commands = pipe();
+    for keys in names.iter().map(|name| redlock.keys(name)) {
+        commands.get(&keys[0]).get(&keys[TOKEN]);
     }
     let asked = redlock.nodes.iter_mut().zip(answering).enumerate().filter(|(_, (_, asked))| **asked);
     let commands = &commands;
-    let asked = join_all(asked.map(async |(n, (node, _))| (n, node.server.call(commands).await))).await;
+    let asked = join_all(asked.map(async |(n, (node, _))| (n, node.server.call_all(commands).await))).await;
     let mut all: Vec<Words> = vec![Vec::new(); names.len()];
     let mut answers = 0;
     for (node, answer) in asked {
@@ -137,10 +127,10 @@ async fn words(redlock: &mut Redlock, answering: &[bool], names: &[LockName]) ->
         answers += 1;
         for (words, pair) in all.iter_mut().zip(answer.chunks_exact(2)) {
             // A key of another type is no lock, and no counter; one that may not be read says nothing.
-            let refused = |value: &Value| matches!(value, Value::Error(why) if !why.contains("WRONGTYPE"));
+            let refused = |value: &Value| matches!(value, Value::ServerError(why) if why.code() != "WRONGTYPE");
             if !pair.iter().any(refused) {
-                let owner = pair[0].text().map(|owner| owner.chars().take(LONGEST_OWNER).collect());
-                words.push((node, Word { owner, counter: pair[1].number() }));
+                let owner = text(&pair[0]).map(|owner| owner.chars().take(LONGEST_OWNER).collect());
+                words.push((node, Word { owner, counter: number(&pair[1]) }));
             }
         }
     }
@@ -149,13 +139,10 @@ async fn words(redlock: &mut Redlock, answering: &[bool], names: &[LockName]) ->
 
 /// When a server was started, by its own clock and at the latest: microseconds since the epoch, as tokens are.
 async fn started(server: &mut Server, asked: bool) -> Option<u64> {
-    if !asked {
-        return None;
-    }
-    let answers = server.call(&[command!["TIME"], command!["INFO", "server"]]).await.ok()?;
-    let [time, info] = &answers[..] else { return None };
-    let now = time.items().first()?.number::<u64>()? * 1_000_000;
-    let info = info.text()?;
+    asked.then_some(())?;
+    let (now, _): (u64, u64) = server.call(&cmd("TIME")).await.ok()?;
+    let now = now.checked_mul(1_000_000)?;
+    let info: String = server.call(cmd("INFO").arg("server")).await.ok()?;
     let up: u64 = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?.trim().parse().ok()?;
     now.checked_sub(up.checked_mul(1_000_000)?)
 }
@@ -243,8 +230,7 @@ fn lags(odd: &[(LockName, Words)], known: usize, quorum: usize, nodes: &[(String
         let more = if others > 0 { format!(", nor of {others} more") } else { String::new() };
         lines.push(format!("{host} does not know the last token of {name} ({greatest}; it knows {own}){more}"));
     }
-    let most_forgot = forgetful >= quorum;
-    let why = match most_forgot {
+    let why = match forgetful >= quorum {
         false => {
             "it has come back without its data, and has let go of what was held then: should another node forget too, a \
              second holder gets in beside the first, and only the nodes' clocks keep tokens growing"

@@ -1,27 +1,52 @@
 -- What all verbs of a node share, after prelude.lua.
 --
--- lock     string  the lock itself: its holder's owner id
--- lingering  string  its holder again, once nobody keeps it alive: what a release has left behind; its key is `held`
--- taken    string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
---                  arrive late
--- counter  string  the greatest token this node has heard of
--- details  hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for the holder and waiters
--- queue    zset    owner -> since when it waits (µs), by its own clock, so that all nodes have the same order
--- places   zset    owner -> when a waiter is forgotten unless it asks again (ms)
--- last     string  the last run as JSON
--- once     set     keys of successful runs
--- notes..owner     string  a note to the holder, who watches it: "revoked REASON", "taken REASON" once this node was taken
---                  from it; or, once it has let go and watches no more, "released", for a release that arrives twice
--- turns..owner     string  tells a waiter, who watches it, that it is the first here: since when (ms)
--- lates..owner     string  its requests up to this number are given up, should they arrive late
-local lock, lingering, taken, counter, details, queue, places, last, once, notes, turns, lates = unpack(KEYS)
+-- lingering  string  an owner
+-- queue              since when it waits (µs), by its own clock, so that all nodes have the same order
+-- taken      string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
+--                    arrive late
+-- notes              to the holder: "revoked REASON", "taken REASON" once this node was taken from it; or, once it has let
+--                    go and watches no more, "released", for a release that arrives twice
+-- turns..owner  string  tells a waiter, who watches it, that it is the first here: since when (ms)
+-- lates..owner  string  its requests up to this number are given up, should they arrive late
+local taken, turns, lates = KEYS[12], KEYS[13], KEYS[14]
+-- What the lock holds, from settle on.
+local value
 
 -- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
 -- again some time, and has its place back.
 local COMES_WITHIN = 500
 
+local function settle()
+  value = redis.call('GET', lock)
+end
+
+local function holds(owner)
+  return value == owner
+end
+
+local function together()
+  return false
+end
+
+local function lingers(owner)
+  return ask('GET', lingering) == owner
+end
+
+-- Only whom the lock names holds it.
+local function has_ended()
+  return true
+end
+
+local function in_use()
+  return value or (ask('ZCARD', queue) or 0) > 0
+end
+
+local function lease_left()
+  return redis.call('PTTL', lock)
+end
+
 local function describe(owner, ttl, token, who, since)
-  since = since or string.format('%.0f', now)
+  since = since or whole(now)
   ask('HSET', details, owner, table.concat({ 'exclusive', ttl, since, token, '-', who }, ' '))
   outlast(ttl, details)
 end
@@ -33,7 +58,7 @@ local function taken_by(owner)
 end
 
 local function taken_as(owner, n)
-  return owner .. ' ' .. string.format('%.0f', math.max(n, taken_by(owner)))
+  return owner .. ' ' .. whole(math.max(n, taken_by(owner)))
 end
 
 local function take(owner, n, ttl)
@@ -42,7 +67,7 @@ local function take(owner, n, ttl)
 end
 
 -- Lets the lock end ms from now, and not before it what is known of its holder.
-local function extend(ms)
+local function extend(_, ms)
   redis.call('PEXPIRE', lock, ms)
   outlast(ms, details)
 end
@@ -69,7 +94,10 @@ local function sweep(holder)
   end
   if (ask('HLEN', details) or 0) > waiting + 1 then
     for _, owner in ipairs(ask('HKEYS', details) or {}) do
-      if owner ~= holder and not ask('ZSCORE', places, owner) then ask('HDEL', details, owner) end
+      if owner ~= holder and not ask('ZSCORE', places, owner) then
+        if not lingers(owner) then note_vanished(owner) end
+        ask('HDEL', details, owner)
+      end
     end
   end
   if ask('ZCARD', queue) ~= waiting then
@@ -89,16 +117,17 @@ end
 local function tell_first(but)
   local owner = first()
   if owner and owner ~= but then
-    redis.pcall('SET', turns .. owner, string.format('%.0f', now), 'NX', 'PX', 60000)
+    redis.pcall('SET', turns .. owner, whole(now), 'NX', 'PX', 60000)
   end
 end
+local wake = tell_first
 
 -- Where a waiter belongs in the queue. It began to wait at since (µs) by its own clock, which is the same for
 -- all nodes, and has waited for so long (ms), which counts if that clock is half a minute off: less may be due to a
 -- request that took long.
 local function order(since, waited)
   local here = (now - waited) * 1000
-  return math.abs(since - here) < 30000000 and since or string.format('%.0f', here)
+  return math.abs(since - here) < 30000000 and since or whole(here)
 end
 
 -- Takes or keeps a place in the queue; says how many are before it, and within how many ms it has to ask again:
@@ -110,7 +139,7 @@ local function wait(owner, since, waited, ttl, who)
   local ahead = ask('ZRANK', queue, owner) or 0
   local beat = math.min(2000 + 20 * ahead, 20000)
   ask('ZADD', places, now + 2 * beat + 2000, owner)
-  if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, string.format('%.0f', place / 1000)) end
+  if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, whole(place / 1000)) end
   outlast(2 * beat + 2000, queue, places, details)
   return ahead, ahead > 0 and math.min(500 * ahead, beat) or beat
 end

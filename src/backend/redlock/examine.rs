@@ -2,17 +2,18 @@
 
 use anyhow::Result;
 use futures_util::future::join_all;
+use redis::cmd;
 
 use super::Redlock;
 use super::agreement;
-use crate::backend::redis::resp::{Value, command};
+use crate::backend::redis::examine as one_node;
 use crate::backend::redis::server::Server;
-use crate::backend::{Checkup, Finding, redis};
+use crate::backend::{Checkup, Finding};
 
 pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
     let quorum = redlock.nodes.quorum();
     let asked = redlock.nodes.iter_mut().map(|node| async {
-        let found = redis::examine::examine(&mut node.server, 0).await;
+        let found = one_node::examine(&mut node.server, 0).await;
         let run_id = if found.is_ok() { run_id(&mut node.server).await } else { None };
         (node.server.host().to_owned(), run_id, found)
     });
@@ -43,7 +44,7 @@ pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
 
 /// What a server process calls itself, by whatever address it is reached.
 async fn run_id(server: &mut Server) -> Option<String> {
-    let info = server.call(&[command!["INFO", "server"]]).await.ok()?.pop().as_ref().and_then(Value::text)?;
+    let info: String = server.call(cmd("INFO").arg("server")).await.ok()?;
     info.lines().find_map(|line| line.trim_end().strip_prefix("run_id:")).map(str::to_owned)
 }
 

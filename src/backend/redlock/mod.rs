@@ -12,6 +12,7 @@
 
 pub mod acquire;
 mod agreement;
+pub mod answer;
 mod examine;
 pub mod nodes;
 mod status;
@@ -22,21 +23,24 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use super::redis::resp::Value;
-use super::redis::script::Script;
 use super::redis::watch::Watch;
-use super::redis::{self, millis};
+use super::redis::{self, Script, millis};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term, messages};
-use nodes::{Node, Nodes, Reply, Word, count, no_majority};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, messages};
+use answer::Answer;
+use nodes::{Node, Nodes, Reply, count, no_majority};
 use waiting::{Began, Then};
 
 macro_rules! script {
     ($file:literal) => {
-        Script::new(concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file)))
+        Script::new(|| {
+            let all = concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file));
+            ::redis::Script::new(all)
+        })
     };
 }
 use script;
@@ -44,17 +48,22 @@ use script;
 pub static GIVE_BACK: Script = script!("give_back.lua");
 pub static RENEW: Script = script!("renew.lua");
 pub static RELEASE: Script = script!("release.lua");
-static REHOLD: Script = script!("rehold.lua");
-pub static REVOKE: Script = script!("revoke.lua");
+static REHOLD: Script = script!("../redis/rehold.lua");
+pub static REVOKE: Script = script!("../redis/revoke.lua");
+static FORGET: Script = script!("../redis/forget.lua");
+
+pub const OURS: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Ours(_));
+const GONE: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Gone(_));
+const DONE: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Done);
 
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
 /// Where among the keys the counter stands, and the beginnings of those of notes and turns.
-const TOKEN: usize = 3;
-const NOTES: usize = 9;
-const TURNS: usize = 10;
+const TOKEN: usize = 5;
+const NOTES: usize = 8;
+const TURNS: usize = 12;
 
 pub struct Redlock {
     nodes: Nodes,
@@ -90,12 +99,8 @@ impl Redlock {
         })
     }
 
-    /// In the order in which `common.lua` unpacks them.
     pub fn keys(&self, name: &LockName) -> Vec<String> {
-        let lock = format!("{}{name}", self.prefix);
-        let parts = ["held", "taken", "token", "details", "queue", "places", "last", "once", "note:", "turn:", "late:"];
-        let beside = parts.map(|part| format!("{{{lock}}}:{part}"));
-        std::iter::once(lock).chain(beside).collect()
+        redis::keys(&self.prefix, name, &["taken", "turn:", "late:"])
     }
 
     /// Undoes what was taken, also where it is not known whether it was.
@@ -110,9 +115,9 @@ impl Redlock {
         (self.needed, self.settle) = (1, Duration::ZERO);
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = match reply {
-                Ok((word, rest)) => Watch {
+                Ok(answer) => Watch {
                     keys: vec![keys[0].clone(), format!("{}{owner}", keys[NOTES])],
-                    seen: vec![seen_by_holder(*word, rest, owner), None],
+                    seen: vec![seen_by_holder(answer, owner), None],
                 },
                 Err(_) => Watch::default(),
             };
@@ -120,17 +125,29 @@ impl Redlock {
     }
 }
 
-/// The operator's reason, if a single node was marked (`revoked`) or freed (`taken`): all of them were meant.
-fn reason(replies: &[Reply], said: Word) -> Option<String> {
-    let (_, rest) = replies.iter().flatten().find(|(word, _)| *word == said)?;
-    Some(rest.first().and_then(Value::text).unwrap_or_default())
+/// The operator's reason, if a single node was freed (`Taken`): all of them were meant.
+fn taken(replies: &[Reply]) -> Option<String> {
+    replies.iter().flatten().find_map(|answer| match answer {
+        Answer::Taken(reason) => Some(reason.clone()),
+        _ => None,
+    })
+}
+
+/// The same if it was marked.
+fn revoked(replies: &[Reply]) -> Option<String> {
+    replies.iter().flatten().find_map(|answer| match answer {
+        Answer::Revoked(reason) => Some(reason.clone()),
+        _ => None,
+    })
 }
 
 /// What a node holds after we asked it to be ours.
-fn seen_by_holder(word: Word, rest: &[Value], owner: &OwnerId) -> Option<String> {
-    match word {
-        Word::Ours => Some(owner.to_string()),
-        _ => rest.first().and_then(Value::text).filter(|value| !value.is_empty()),
+fn seen_by_holder(answer: &Answer, owner: &OwnerId) -> Option<String> {
+    match answer {
+        Answer::Ours(_) => Some(owner.to_string()),
+        Answer::Gone(value) => value.clone(),
+        Answer::Theirs(theirs) | Answer::Behind(theirs) => theirs.owner.clone(),
+        _ => None,
     }
 }
 
@@ -152,43 +169,46 @@ impl Backend for Redlock {
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         let keys = self.keys(&ask.name);
         let replies = self.give_back(ask, &keys, Then::Leave).await;
-        if count(&replies, Word::Done) < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
+        if count(&replies, DONE) < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
         let from = clock::now();
-        let args = [lease.token.to_string(), millis(lease.term.ttl), self.who.clone()];
+        let args = [lease.token.to_string(), millis(lease.grant.ttl), self.who.clone()];
         let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), |_| args.to_vec()).await;
-        if let Some(reason) = reason(&replies, Word::Taken) {
-            return Ok(Renewal::Taken(reason));
+        if let Some(reason) = taken(&replies) {
+            return Ok(Renewal::ForceReleased(reason));
         }
-        if let Some(reason) = reason(&replies, Word::Revoked) {
+        if let Some(reason) = revoked(&replies) {
             return Ok(Renewal::Revoked(reason));
         }
-        let gone = count(&replies, Word::Gone);
+        let gone = count(&replies, GONE);
         if gone >= quorum {
             return Ok(Renewal::Lost(format!("{gone} of the Redlock nodes do not have it as ours any more")));
         }
-        if count(&replies, Word::Ours) < quorum {
+        if count(&replies, OURS) < quorum {
             return Err(no_majority(replies));
         }
         self.watch_as_holder(&keys, &lease.owner, &replies);
-        Ok(Renewal::Held(Term { from, ttl: lease.term.ttl, slack: SLACK }))
+        Ok(Renewal::Held(Grant { from, ttl: lease.grant.ttl, slack: SLACK }))
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
-        let [hold, run, once] = redis::ending_args(ending);
+        let [hold, run, once, runs, succeeded] = redis::ending_args(ending);
         let args = [lease.owner.to_string(), lease.token.to_string(), hold, run, once];
-        let for_node = |node: &mut Node| args.iter().cloned().chain([node.given_up()]).collect();
+        let for_node =
+            |node: &mut Node| args.iter().cloned().chain([node.given_up(), runs.clone(), succeeded.clone()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let taken = reason(&replies, Word::Taken);
-        let gone = count(&replies, Word::Gone) + count(&replies, Word::Taken);
-        let done = match ([count(&replies, Word::Released), gone], before) {
+        let taken = taken(&replies);
+        let gone = count(&replies, |answer| matches!(answer, Answer::Gone(_) | Answer::Taken(_)));
+        let done = match ([count(&replies, |answer| matches!(answer, Answer::Released)), gone], before) {
             ([released, _], _) if released >= quorum => Ok(Released::Done),
-            ([_, gone], _) if gone >= quorum && taken.is_some() => Ok(Released::Taken(taken.unwrap_or_default())),
+            ([_, gone], _) if gone >= quorum && taken.is_some() => {
+                Ok(Released::ForceReleased(taken.unwrap_or_default()))
+            }
             ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
             // After an earlier try that failed, a lease that ran out since is no loss.
             ([_, gone], Some(why)) if gone >= quorum => Err(redis::ran_out(&why)),
@@ -201,13 +221,14 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        if let Some(reason) = reason(&replies, Word::Taken) {
-            return Ok(Reheld::Taken(reason));
+        if let Some(reason) = taken(&replies) {
+            return Ok(Reheld::ForceReleased(reason));
         }
-        if let Some(reason) = reason(&replies, Word::Revoked) {
+        if let Some(reason) = revoked(&replies) {
             return Ok(Reheld::Revoked(reason));
         }
-        Ok(match [Word::Done, Word::Gone, Word::Running].map(|word| count(&replies, word) >= quorum) {
+        let running: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Running);
+        Ok(match [DONE, GONE, running].map(|said| count(&replies, said) >= quorum) {
             [true, ..] => Reheld::Done,
             [_, true, _] => Reheld::NotOurs,
             [_, _, true] => Reheld::Running,
@@ -217,6 +238,25 @@ impl Backend for Redlock {
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
         Ok(status::look(self, name).await?.state)
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let (keys, quorum) = (self.keys(name), self.nodes.quorum());
+        let replies = self.nodes.ask(&FORGET, &keys, |_| vec![redis::forget_arg(what).to_owned()]).await;
+        let said = |wanted: Forgotten| {
+            let said = |one: &Answer| match one {
+                Answer::Done => wanted == Forgotten::Done,
+                Answer::Forgotten(said) => *said == wanted,
+                _ => false,
+            };
+            count(&replies, said)
+        };
+        Ok(match [Forgotten::InUse, Forgotten::Done, Forgotten::Nothing].map(said) {
+            [in_use, ..] if in_use > 0 => Forgotten::InUse,
+            [_, done, nothing] if done + nothing < quorum => return Err(no_majority(replies)),
+            [_, 0, _] => Forgotten::Nothing,
+            _ => Forgotten::Done,
+        })
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
@@ -235,8 +275,9 @@ impl Backend for Redlock {
             Revoke::Now { .. } => Revoked::Freed,
         };
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
-        Ok(match (count(&replies, Word::Ours), count(&replies, Word::Gone), count(&replies, Word::Foreign)) {
-            (ours, _, _) if ours >= quorum => done,
+        let foreign = |answer: &Answer| matches!(answer, Answer::Foreign);
+        Ok(match (count(&replies, DONE), count(&replies, GONE), count(&replies, foreign)) {
+            (marked, _, _) if marked >= quorum => done,
             (_, gone, _) if gone >= quorum => Revoked::NotHeld,
             (_, _, foreign) if foreign > 0 => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
             _ => return Err(no_majority(replies)),

@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::{self, StrDeserializer};
 
-use crate::backend::redis::resp::Value;
-use crate::backend::redis::script::Script;
+use super::answer::Answer;
+use crate::backend::redis::Script;
 use crate::backend::redis::server::Server;
 use crate::backend::redis::target::Target;
 use crate::backend::redis::watch::Watch;
@@ -47,42 +44,7 @@ impl Node {
 
 pub struct Nodes(Vec<Node>);
 
-/// What one node says to a script, first of all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Word {
-    /// The node is ours.
-    Ours,
-    /// Another has it.
-    Theirs,
-    /// Nobody has it, but others are before us in the queue.
-    Behind,
-    /// The node is not ours, or not any more.
-    Gone,
-    Done,
-    Released,
-    /// An operator has freed the node on the spot.
-    Taken,
-    /// An operator wants the node back.
-    Revoked,
-    Foreign,
-    Running,
-    /// A successful run has left its once key.
-    Ran,
-    /// What the node knows follows.
-    State,
-    Unknown,
-}
-
-impl From<&str> for Word {
-    fn from(word: &str) -> Word {
-        let word: StrDeserializer<value::Error> = word.into_deserializer();
-        Word::deserialize(word).unwrap_or(Word::Unknown)
-    }
-}
-
-/// What one node said to a script: a word and what belongs to it.
-pub type Reply = Result<(Word, Vec<Value>)>;
+pub type Reply = Result<Answer>;
 
 impl Nodes {
     pub fn new(address: &Address, patience: Patience) -> Result<Nodes> {
@@ -147,10 +109,7 @@ impl Nodes {
         let mut asked: FuturesUnordered<_> = (self.0.iter_mut().enumerate())
             .map(|(n, node)| {
                 let args = args(node);
-                async move {
-                    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-                    (n, node.server.run(script, keys, &args).await.and_then(word))
-                }
+                async move { (n, node.server.run(script, keys, args).await) }
             })
             .collect();
         let mut replies: Vec<Option<Reply>> = (0..count).map(|_| None).collect();
@@ -248,22 +207,9 @@ impl Nodes {
     }
 }
 
-fn word(reply: Value) -> Reply {
-    let mut parts = match reply {
-        Value::Array(parts) => parts.into_iter(),
-        other => anyhow::bail!("a node answered {other:?}"),
-    };
-    let word = parts.next().and_then(|word| word.text()).context("a node answered nothing")?;
-    match Word::from(word.as_str()) {
-        Word::Unknown => anyhow::bail!("a node answered {word:?}"),
-        word => Ok((word, parts.collect())),
-    }
-}
-
 /// How many nodes said this.
-pub fn count(replies: &[Reply], said: impl Into<Word>) -> usize {
-    let said = said.into();
-    replies.iter().filter(|reply| matches!(reply, Ok((word, _)) if *word == said)).count()
+pub fn count(replies: &[Reply], said: impl Fn(&Answer) -> bool) -> usize {
+    replies.iter().flatten().filter(|answer| said(answer)).count()
 }
 
 /// Why there was no majority: the nodes' own reasons, of which a refusal weighs more than silence.

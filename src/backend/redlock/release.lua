@@ -1,15 +1,16 @@
 -- Lets go of this node and records how the run ended. Asked again it says what it said before.
 -- given_up: as in give_back.lua.
-local owner, token, hold, run, key, given_up = unpack(ARGV)
-local note = ask('GET', notes .. owner)
+local owner, token, hold, run, key, given_up, runs, succeeded = unpack(ARGV)
+settle()
+local note = note_to(owner)
 leave_queue(owner)
 local answer, why = 'gone', reason_in(note, 'taken')
 -- Before anything is let go: if it cannot be recorded, the next one must not run.
 if key ~= '' then redis.call('SADD', once, key) end
-if redis.call('GET', lock) == owner then
+if holds(owner) then
   answer = 'released'
   if tonumber(hold) > 0 then
-    extend(hold)
+    extend(owner, hold)
     redis.pcall('SET', lingering, owner)
   else
     let_go(owner)
@@ -21,7 +22,7 @@ elseif why then
   answer = 'taken'
 end
 -- A node that came back empty learns of the run too, unless it knows of a later one, or better.
-if run ~= '' and not why and token_in(counter) <= tonumber(token) then redis.pcall('SET', last, run) end
+if not why and last_token() <= tonumber(token) then remember(run, runs, succeeded) end
 give_up(owner, given_up)
-if answer == 'released' then redis.pcall('SET', notes .. owner, 'released', 'PX', 60000) end
+if answer == 'released' then leave_note(owner, answer, 60000) end
 return { answer, why or '' }

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use super::answer::Answer;
 use super::nodes::no_majority;
 use super::{Redlock, script};
 use crate::backend::Page;
-use crate::backend::redis::resp::Value;
-use crate::backend::redis::script::Script;
-use crate::backend::redis::status::{contender, next_place, page, place};
-use crate::lock::{Contender, LastRun, LockName, LockState, NodeState};
+use crate::backend::redis::Script;
+use crate::backend::redis::status::{in_order, next_place, page, place};
+use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState};
 
-static INSPECT: Script = script!("inspect.lua");
+static INSPECT: Script = script!("../redis/inspect.lua");
 
 pub struct Look {
     pub state: LockState,
@@ -27,33 +27,27 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     if replies.iter().filter(|reply| reply.is_ok()).count() < quorum {
         return Err(no_majority(replies));
     }
-    let mut votes: BTreeMap<String, Vec<(Duration, Contender)>> = BTreeMap::new();
+    let mut votes: BTreeMap<Option<String>, Vec<(Duration, Contender)>> = BTreeMap::new();
     let mut waiters = BTreeMap::new();
-    let (mut nodes, mut last_run, mut first) = (Vec::new(), None::<LastRun>, None);
+    let (mut nodes, mut runs, mut last_success_at, mut first) = (Vec::new(), Vec::new(), None, None);
     for (n, reply) in replies.iter().enumerate() {
         let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
         match reply {
-            Ok((_, rest)) => {
-                let [owner, pttl, details, revoked, last, known, waiting] = rest.as_slice() else { continue };
-                let owner = owner.text().unwrap_or_default();
-                first = first.or((*known == Value::Integer(1)).then_some(n));
-                let run = last.text().and_then(|run| LastRun::from_json(&run));
-                last_run = last_run.into_iter().chain(run).max_by_key(|run| run.fencing_token);
-                for one in waiting.items().chunks_exact(3) {
-                    let (Some(owner), Some(details)) = (one[0].text(), one[2].text()) else { continue };
-                    let left = one[1].number().map(Duration::from_millis);
-                    waiters.entry(owner.clone()).or_insert_with(|| contender(owner, &details, left));
+            Ok(Answer::State(seen)) => {
+                first = first.or(seen.known.then_some(n));
+                runs.extend(seen.history.runs.iter().cloned());
+                last_success_at = last_success_at.max(seen.history.last_success_at);
+                for waiter in &seen.waiters {
+                    waiters.entry(waiter.foreign_owner.clone()).or_insert_with(|| waiter.clone());
                 }
-                if !owner.is_empty() {
+                if let Some(holder) = seen.holders.first() {
+                    node.owner = holder.foreign_owner.clone();
                     // Without an expiry it lasts: a foreign program may take a lock so.
-                    let ends = pttl.number().map_or(Duration::MAX, Duration::from_millis);
-                    let details = details.text().unwrap_or_default();
-                    let holder = contender(owner.clone(), &details, None);
-                    let vote = (ends, Contender { revoked: *revoked == Value::Integer(1), ..holder });
-                    votes.entry(owner.clone()).or_default().push(vote);
-                    node.owner = Some(owner);
+                    let vote = (holder.expires_in.unwrap_or(Duration::MAX), holder.clone());
+                    votes.entry(holder.foreign_owner.clone()).or_default().push(vote);
                 }
             }
+            Ok(_) => {}
             Err(error) => node.error = Some(format!("{error:#}")),
         }
         nodes.push(node);
@@ -68,7 +62,11 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
         let best = votes.into_iter().map(|(_, vote)| vote).max_by_key(|vote| vote.who.is_some())?;
         Some(Contender { expires_in, revoked, ..best })
     });
-    let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, last_run);
+    // A node that was out of reach when the holder released may still take it for vanished.
+    let present = |run: &LastRun| holder.as_ref().is_some_and(|one| one.token == Some(run.fencing_token));
+    let runs = in_order(runs.into_iter().filter(|run| !present(run)));
+    let history = History { runs, last_success_at };
+    let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, history);
     Ok(Look { state: LockState { nodes, ..state }, first })
 }
 

@@ -18,12 +18,12 @@ local function pass_over_the_gone()
   tell_first(owner)
 end
 
-local value = redis.call('GET', lock)
+settle()
 
 -- A node that does not know the token of that holder any more has lost its data. The holder may still run, and may
 -- have renewed its lease after we looked: the node is its own again, for all of its ttl.
 local seen_ttl, seen_token = seen_details:match('^%S+ (%d+) %S+ (%d+) ')
-if not value and seen_token and token_in(counter) < tonumber(seen_token) then
+if not value and seen_token and last_token() < tonumber(seen_token) then
   redis.call('SET', lock, seen_owner, 'PX', seen_ttl)
   redis.call('SET', counter, seen_token)
   ask('HSET', details, seen_owner, seen_details)
@@ -48,4 +48,4 @@ if value ~= owner then
   end
 end
 take(owner, n, ttl)
-return { 'ours', string.format('%.0f', math.max(token_in(counter) + 1, micros)) }
+return { 'ours', whole(math.max(last_token() + 1, micros)) }

@@ -8,10 +8,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
-use super::nodes::{Reply, Word, count};
-use super::{Redlock, TURNS, millis};
+use super::answer::Answer;
+use super::nodes::{Reply, count};
+use super::{OURS, Redlock, TURNS, millis};
 use crate::backend::Busy;
 use crate::backend::redis::status::contender;
 use crate::backend::redis::watch::Watch;
@@ -58,33 +59,28 @@ impl Began {
 impl Redlock {
     /// Who is in the way, how many are before us, what to watch, and when to ask again.
     pub(super) fn busy(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) -> Result<Busy> {
-        let ours = count(replies, Word::Ours);
+        let ours = count(replies, OURS);
         let (quorum, turn) = (self.nodes.quorum(), format!("{}{owner}", keys[TURNS]));
         let (mut holders, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
         let mut beat = Duration::MAX;
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = Watch::default();
-            let Ok((word, rest)) = reply else { continue };
+            let Ok(answer) = reply else { continue };
             node.seen = None;
-            if *word == Word::Ours {
-                continue;
-            }
-            let [value, pttl, details, ahead, again] = rest.as_slice() else { bail!("a node answered {rest:?}") };
-            let value = value.text().filter(|value| !value.is_empty());
-            let details = details.text().unwrap_or_default();
-            node.seen = value.clone().map(|owner| (owner, details.clone()));
-            let rank = ahead.number().context("a queue without a length")?;
+            let (Answer::Theirs(theirs) | Answer::Behind(theirs)) = answer else { continue };
+            node.seen = theirs.owner.clone().map(|owner| (owner, theirs.details.clone()));
             node.watch = Watch { keys: vec![turn.clone()], seen: vec![None] };
-            if rank == 0 {
+            if theirs.ahead == 0 {
                 node.watch.keys.push(keys[0].clone());
-                node.watch.seen.push(value.clone());
+                node.watch.seen.push(theirs.owner.clone());
             }
-            if *word == Word::Theirs {
-                ends.push(pttl.number().map_or(BEAT, Duration::from_millis));
+            if let Answer::Theirs(theirs) = answer {
+                ends.push(theirs.left.unwrap_or(BEAT));
             }
-            ranks.push(rank);
-            beat = beat.min(again.number().map_or(BEAT, Duration::from_millis));
-            holders.extend(value.map(|owner| contender(owner, &details, None).into_holder()));
+            ranks.push(theirs.ahead);
+            beat = beat.min(theirs.beat.unwrap_or(BEAT));
+            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None).into_holder());
+            holders.extend(holder);
         }
         if self.nodes.deaf() {
             beat /= BLIND;

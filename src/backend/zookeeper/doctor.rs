@@ -1,12 +1,13 @@
 //! What `dlock doctor` wants to know: how many servers there are, whether the URL names them all, and which
 //! ttl they grant.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use humantime::format_duration;
 
 use super::ZooKeeper;
+use super::record::ServerClock;
 use super::wire::{self, Request};
 use crate::backend::{Checkup, Finding};
 use crate::clock;
@@ -14,41 +15,37 @@ use crate::clock;
 /// Where an ensemble describes itself, for everybody to read.
 const CONFIGURATION: &str = "/zookeeper/config";
 
-impl ZooKeeper {
-    pub(super) async fn check_up(&mut self) -> Result<Checkup> {
-        let shortest = self.granted(Duration::from_millis(1)).await?;
-        let longest = self.granted(Duration::from_secs(7 * 24 * 3600)).await?;
-        let (shortest, longest) = (format_duration(shortest), format_duration(longest));
-        let granted = format!("the server grants a ttl from {shortest} to {longest}, and the nearer one for any other");
-        let mut findings = vec![Finding::fine("zookeeper-ttl", granted)];
-        if let Ok(answer) = self.ensemble.call_one(Request::get_data(CONFIGURATION)).await? {
-            let (text, _) = wire::read_data(&answer)?;
-            let text = String::from_utf8_lossy(&text);
-            let servers =
-                text.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count();
-            findings.push(size(servers));
-            findings.extend(coverage(self.ensemble.hosts(), servers));
-        }
-        findings.push(authentication(self.ensemble.is_authenticated()));
-        findings.push(Finding::fine(
-            "zookeeper-tokens",
-            "fencing tokens are the servers' transaction numbers, which only the loss of their data takes back",
-        ));
-        Ok(Checkup { findings, clock_offset_us: self.clock_offset() })
+pub async fn examine(here: &mut ZooKeeper) -> Result<Checkup> {
+    let shortest = granted(here, Duration::from_millis(1)).await?;
+    let longest = granted(here, Duration::from_secs(7 * 24 * 3600)).await?;
+    let (shortest, longest) = (format_duration(shortest), format_duration(longest));
+    let granted = format!("the server grants a ttl from {shortest} to {longest}, and the nearer one for any other");
+    let mut findings = vec![Finding::fine("zookeeper-ttl", granted)];
+    if let Ok(answer) = here.ensemble.call_one(Request::get_data(CONFIGURATION)).await? {
+        let (text, _) = wire::read_data(&answer)?;
+        let text = String::from_utf8_lossy(&text);
+        let servers = text.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count();
+        findings.push(size(servers));
+        findings.extend(coverage(here.ensemble.hosts(), servers));
     }
+    findings.push(authentication(here.ensemble.is_authenticated()));
+    findings.push(Finding::fine(
+        "zookeeper-tokens",
+        "fencing tokens are the servers' transaction numbers, which only the loss of their data takes back",
+    ));
+    Ok(Checkup { findings, clock_offset_us: here.clock.and_then(clock_offset) })
+}
 
-    /// What a server makes of a wish.
-    async fn granted(&mut self, wish: Duration) -> Result<Duration> {
-        self.leave().await?;
-        self.ensemble.attach(wish).await?;
-        Ok(self.ensemble.session()?.ttl)
-    }
+/// The ttl that a server grants if it is asked for this one.
+async fn granted(here: &mut ZooKeeper, ttl: Duration) -> Result<Duration> {
+    here.leave().await?;
+    here.ensemble.attach(ttl).await?;
+    Ok(here.ensemble.session()?.ttl)
+}
 
-    fn clock_offset(&self) -> Option<i64> {
-        let micros =
-            |time: std::time::SystemTime| i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok();
-        Some(micros(self.clock?.now())? - micros(clock::wall())?)
-    }
+fn clock_offset(servers: ServerClock) -> Option<i64> {
+    let micros = |time: SystemTime| i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok();
+    Some(micros(servers.now())? - micros(clock::wall())?)
 }
 
 fn authentication(authenticated: bool) -> Finding {

@@ -18,8 +18,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::{Link, NoSession};
-use super::wire::{Answer, Refusal, Request, Stat, multi_refusal, read_children, read_data, refusal};
+use super::wire::{Answer, Link, NoSession, Refusal, Request, Stat};
+use super::wire::{found, multi_refusal, read_children, read_data, refusal};
 use crate::backend::address::Host;
 use crate::backend::{Address, Patience, tls, within};
 use crate::clock::{self, Instant};
@@ -52,7 +52,7 @@ pub struct Ensemble {
     patience: Patience,
     /// The server to try first.
     next: usize,
-    /// A verb has come to its end: from then on no server may take as long as at first.
+    /// A verb has been answered: from then on, servers get the shorter patience of later requests.
     pub answered: bool,
     pub session: Option<Session>,
     /// `None` while a request is under way: if its future is dropped, nobody uses the connection again.
@@ -87,7 +87,7 @@ impl Ensemble {
             (None, Some(_)) => return Err(Fault::Config.because("a password needs a username")),
             (None, None) => None,
         };
-        // Not everybody on the first server.
+        // Spreads clients over the servers.
         let mut random = [0];
         getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
         let next = usize::from(random[0]) % hosts.len();
@@ -194,6 +194,9 @@ impl Ensemble {
 
     /// Sends requests on the connection that [`attach`](Self::attach) made.
     pub async fn call(&mut self, requests: &[Request]) -> Result<Vec<Answer>> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut link = self.link.take().context("no connection is open").context(Fault::Unreachable)?;
         let patience = if self.answered { self.patience.attempt } else { self.patience.connect };
         let answers = within(patience, link.call(requests)).await?;
@@ -219,7 +222,11 @@ impl Ensemble {
     }
 
     /// Commits all of these or none. If none: which of them was refused, and how.
-    pub async fn transact(&mut self, parts: &[Request], what: impl fmt::Display) -> Result<Option<(usize, Refusal)>> {
+    pub async fn transact<'a>(
+        &mut self,
+        parts: impl IntoIterator<Item = &'a Request>,
+        what: impl fmt::Display,
+    ) -> Result<Option<(usize, Refusal)>> {
         match self.call_one(Request::multi(parts)).await? {
             Ok(answer) => multi_refusal(&answer),
             Err(why) => Err(refusal(why, what)),
@@ -228,20 +235,14 @@ impl Ensemble {
 
     /// A node's data; `None` if there is no such node.
     pub async fn data(&mut self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-        match self.call_one(Request::get_data(path)).await? {
-            Ok(answer) => read_data(&answer).map(Some),
-            Err(Refusal::NoNode) => Ok(None),
-            Err(why) => Err(refusal(why, format_args!("cannot read {path}"))),
-        }
+        let answer = self.call_one(Request::get_data(path)).await?;
+        found(&answer, read_data, format_args!("cannot read {path}"))
     }
 
     /// A node's children; none if there is no such node.
     pub async fn children(&mut self, path: &str) -> Result<Vec<String>> {
-        match self.call_one(Request::get_children(path)).await? {
-            Ok(answer) => read_children(&answer),
-            Err(Refusal::NoNode) => Ok(Vec::new()),
-            Err(why) => Err(refusal(why, format_args!("cannot list {path}"))),
-        }
+        let answer = self.call_one(Request::get_children(path)).await?;
+        Ok(found(&answer, read_children, format_args!("cannot list {path}"))?.unwrap_or_default())
     }
 
     /// Returns when a watch fires, and once when the connection breaks; never while there is none.
@@ -263,12 +264,12 @@ impl Ensemble {
         }
     }
 
-    /// Ends a session that nothing hangs on any more, without waiting for the word that it has ended. Should it live
-    /// on for a ttl, that would harm nobody.
+    /// Ends a session that has no nodes any more, without waiting for the answer. If the session lives on for a ttl, that
+    /// harms nobody.
     pub async fn part(&mut self) {
         self.session = None;
-        if let Some(link) = self.link.take() {
-            let _ = within(self.patience.attempt, link.say(Request::close_session())).await;
+        if let Some(mut link) = self.link.take() {
+            let _ = within(self.patience.attempt, link.ask(&[Request::close_session()])).await;
         }
     }
 

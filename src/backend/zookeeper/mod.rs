@@ -5,10 +5,11 @@
 //! /dlock/NAME                    a container, which the server removes some time after its last child
 //! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`record`], with the mark of a revoke
 //! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`release`]
-//! /dlock-meta/NAME               how the last run ended; kept
+//! /dlock-meta/NAME               how the last runs ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
-//! /dlock-meta/NAME/taken         whose lock was freed at once of late, and why: see [`status`]; kept
+//! /dlock-meta/NAME/taken         whose lock was freed at once recently, and why: see [`status`]; kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
+//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`runs`]
 //! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`recipe`]
 //! ```
 //!
@@ -21,11 +22,11 @@
 
 mod doctor;
 mod ensemble;
-mod link;
 pub mod queue;
 mod recipe;
 pub mod record;
 mod release;
+mod runs;
 mod status;
 pub mod wire;
 
@@ -35,16 +36,17 @@ use anyhow::Result;
 use async_trait::async_trait;
 
 use self::ensemble::{Ensemble, SessionExpired};
-use self::queue::Spelling;
+use self::queue::{Spelling, sign_of};
 use self::recipe::Place;
 use self::record::ServerClock;
+use self::runs::Granted;
 use self::wire::{Acl, Answer, Kind, Refusal, Request, refusal};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
-use crate::clock::Instant;
 use crate::exit::Fault;
-use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, Term, Token};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, SeenHolders, Token};
 
 pub struct ZooKeeper {
     pub ensemble: Ensemble,
@@ -54,18 +56,12 @@ pub struct ZooKeeper {
     meta: String,
     spelling: Spelling,
     pub place: Option<Place>,
-    /// A place was asked for, and the answer may have got lost.
-    asked: bool,
+    granted: Option<Granted>,
     /// As of the last place that was taken.
     clock: Option<ServerClock>,
-    /// Whether there is a node yet for how the last run ended, as far as we know.
-    ran_before: bool,
-    /// Whether the servers have nodes that expire, as far as we know.
-    nodes_expire: bool,
-    /// Whether we watch the node by which we hold the lock. That is for when there is time: a new holder starts its
-    /// command first.
+    /// Whether we watch the node by which we hold the lock. A new holder starts its command first, and watches then.
     watches_place: bool,
-    /// Whom we saw hold the lock while we waited, and in which session.
+    /// The holders that we saw while we waited, and in which session.
     seen: SeenHolders,
     seen_in: Option<i64>,
     /// What of a list of all locks is still to come.
@@ -74,7 +70,7 @@ pub struct ZooKeeper {
 
 pub const PARAMETERS: &[&str] = &["recipe"];
 
-/// What a session asks for that has no place in a queue to keep.
+/// The ttl of a session that keeps no place in a queue.
 const VISIT: Duration = Duration::from_secs(10);
 
 impl ZooKeeper {
@@ -99,10 +95,8 @@ impl ZooKeeper {
             chroot,
             spelling,
             place: None,
-            asked: false,
+            granted: None,
             clock: None,
-            ran_before: true,
-            nodes_expire: true,
             watches_place: true,
             seen: SeenHolders::default(),
             seen_in: None,
@@ -120,6 +114,21 @@ impl ZooKeeper {
 
     pub fn meta_path(&self, name: &LockName) -> String {
         format!("{}/{}", self.meta, name.encoded())
+    }
+
+    /// Where the signs of life of a lock's contenders are. No lock is named so.
+    fn signs_path(&self, name: &LockName) -> String {
+        format!("{}/~alive/{}", self.meta, name.encoded())
+    }
+
+    /// The sign of the contender that has, or is about to get, the place of this name.
+    fn sign_path(&self, name: &LockName, node: &str) -> String {
+        format!("{}/{}", self.signs_path(name), sign_of(node))
+    }
+
+    /// Whose lock was freed at once recently, and why.
+    fn taken_path(&self, name: &LockName) -> String {
+        format!("{}/taken", self.meta_path(name))
     }
 
     fn slot_path(&self, name: &LockName, number: u32) -> String {
@@ -158,6 +167,28 @@ impl ZooKeeper {
         Fault::Config.because(format_args!("the chroot {chroot} does not exist on the server: create it first"))
     }
 
+    /// Connects, with a short session unless there is one.
+    pub async fn visit(&mut self) -> Result<()> {
+        if !self.ensemble.is_linked() {
+            self.ensemble.attach(VISIT).await?;
+        }
+        Ok(())
+    }
+
+    /// Closes the session, unless it has a place in a queue to keep.
+    pub async fn end_visit(&mut self) {
+        if self.place.is_none() {
+            self.ensemble.part().await;
+        }
+    }
+
+    async fn visiting<T>(&mut self, verb: impl AsyncFnOnce(&mut ZooKeeper) -> Result<T>) -> Result<T> {
+        self.visit().await?;
+        let answer = verb(self).await?;
+        self.end_visit().await;
+        Ok(answer)
+    }
+
     /// Ends our session, and our place in the queue with it.
     async fn leave(&mut self) -> Result<()> {
         self.ensemble.close().await?;
@@ -166,19 +197,12 @@ impl ZooKeeper {
     }
 
     fn forget_place(&mut self) {
-        (self.place, self.asked) = (None, false);
-        self.seen = SeenHolders::default();
+        (self.place, self.granted, self.seen) = (None, None, SeenHolders::default());
     }
 
-    /// When whoever waits has to give a sign of life at the latest.
-    fn next_keep_alive(&self) -> Result<Instant> {
+    fn lease_grant(&self) -> Result<Grant> {
         let session = self.ensemble.session()?;
-        Ok(session.proven + session.ttl / 3)
-    }
-
-    fn term(&self) -> Result<Term> {
-        let session = self.ensemble.session()?;
-        Ok(Term { from: session.proven, ttl: session.ttl, slack: Duration::ZERO })
+        Ok(Grant { from: session.proven, ttl: session.ttl, slack: Duration::ZERO })
     }
 }
 
@@ -201,14 +225,15 @@ impl Backend for ZooKeeper {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        // Should this fail, the next renewal tells.
+        // If this fails, the next renewal reports it.
         if self.watch_place().await.unwrap_or(true) {
             self.ensemble.changed().await;
         }
         Ok(())
     }
 
-    async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        self.take_note_back(&ask.name).await;
         self.leave().await
     }
 
@@ -219,6 +244,10 @@ impl Backend for ZooKeeper {
         }
     }
 
+    async fn note_start(&mut self, lease: &Lease) -> Result<()> {
+        self.note(&lease.name).await
+    }
+
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         match self.release_place(lease, ending).await {
             Err(error) if error.is::<SessionExpired>() => self.was_released(lease).await,
@@ -227,36 +256,28 @@ impl Backend for ZooKeeper {
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        self.visit().await?;
-        let reheld = self.move_end(name, owner, ttl).await?;
-        self.end_visit().await;
-        Ok(reheld)
+        self.visiting(async |here| here.move_end(name, owner, ttl).await).await
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        self.visit().await?;
-        let state = self.state_of(name).await?;
-        self.end_visit().await;
-        Ok(state)
+        self.visiting(async |here| here.state_of(name).await).await
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        self.visiting(async |here| here.forget_runs(name, what).await).await
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
-        self.visit().await?;
-        let page = self.page(after).await?;
-        self.end_visit().await;
-        Ok(page)
+        self.visiting(async |here| here.page(after).await).await
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        let checkup = self.check_up().await?;
+        let checkup = doctor::examine(self).await?;
         self.end_visit().await;
         Ok(checkup)
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        self.visit().await?;
-        let revoked = self.take_away(name, from, how).await?;
-        self.end_visit().await;
-        Ok(revoked)
+        self.visiting(async |here| here.take_away(name, from, how).await).await
     }
 }

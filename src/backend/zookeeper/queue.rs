@@ -139,8 +139,8 @@ impl Queue {
         may_hold(self.0[position].mode, self.ahead(position))
     }
 
-    /// Of those who gave a sign of life before the queue was read, whoever has no place in it any more and may be
-    /// running what a contender of this mode must not run beside. Slots are told apart by their own nodes.
+    /// The signs of contenders that were alive before the queue was read, have no place in it any more, and may be
+    /// running a command that must not run beside one of this mode. Slots have nodes of their own to tell them apart.
     pub fn alive_without_place(&self, signs: &[String], mode: Mode) -> Vec<String> {
         let placed: HashSet<&str> = self.0.iter().map(|entry| sign_of(&entry.name)).collect();
         let theirs = |sign: &str| Entry::parse(&format!("{sign}0")).map(|entry| entry.mode);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_alive_without_a_place_is_in_the_way_of_all_who_must_not_run_beside_it() {
+    fn a_contender_that_is_alive_without_a_place_keeps_others_out_unless_their_modes_run_together() {
         use Mode::{Exclusive, Shared, Slots};
         for spelling in [Spelling::Curator, Spelling::Kazoo] {
             for theirs in [Exclusive, Shared, Slots(2)] {

@@ -1,27 +1,29 @@
-//! The recipe: taking a place in the queue, finding it again, keeping it, and getting the lock when it is our turn.
+//! Acquiring: taking a place in the queue, finding it again, keeping it, and getting the lock when it is our turn.
 //!
-//! Beside every place lies a sign of life: one more ephemeral node of the same session, where nobody looks who cleans
-//! up the queue by hand. It is made and removed in the transactions that make and remove the place. A sign without a
-//! place is somebody's whose place was deleted, and who may not have noticed yet: its command runs on for as long as
-//! its session may live, and whoever would be next waits for that. Other programs know nothing of it.
+//! Beside every place is a sign of life: one more ephemeral node of the same session, elsewhere, so that whoever cleans
+//! up the queue by hand does not delete it. It is made and removed in the transactions that make and remove the place.
+//! A sign without a place belongs to a contender whose place was deleted and who may not have noticed yet: its command
+//! runs on for as long as its session may live, and the next in the queue waits for that. Other programs know nothing
+//! of it.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::queue::{Entry, Queue, sign_of};
+use super::queue::{Entry, Queue};
 use super::record::{Details, ServerClock, Slot};
-use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, refusal};
+use super::runs::{Granted, Meta, Runs};
+use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use super::{ZooKeeper, status, token};
 use crate::backend::{Ask, Attempt, Busy, Lease, taken_away};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::queue::{Watched, free_slot, watched};
-use crate::lock::{LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
+use crate::lock::{Holder, LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
 use crate::report::describe;
 
-/// How soon to look again for a slot that nobody should have: its holder lost its node, and has the slot
-/// for as long as its session lives.
+/// How soon to look again for a slot that should be free: its holder lost its place, and keeps the slot for as long as
+/// its session lives.
 const SOON: Duration = Duration::from_millis(250);
 
 /// Our node among the contenders.
@@ -31,7 +33,7 @@ pub struct Place {
     /// Whose ephemeral node it is.
     session: i64,
     pub(super) czxid: i64,
-    /// Of the data that we wrote; another one is an operator's.
+    /// Of the data that we wrote; another version is an operator's.
     pub(super) version: i32,
     pub(super) record: Record<Details>,
     /// We were told to wait, so that the node's age is not the age of the grant.
@@ -50,12 +52,13 @@ impl Place {
 }
 
 /// One look at a lock, after a transaction on the same connection.
-pub(super) struct Look {
-    /// As they were just before the queue was read: whoever comes meanwhile is not taken for one that lost its place.
+struct Look {
+    /// As they were just before the queue was read: a newcomer is not taken for one that lost its place.
     signs: Vec<String>,
     queue: Queue,
-    /// How the last run ended, and the node that says so.
-    last_run: Option<(Option<LastRun>, Stat)>,
+    /// The runs that were noted, just before the queue was read.
+    notes: Vec<String>,
+    meta: Option<Meta>,
     /// The `once` key that was asked for is on record.
     ran_once: bool,
 }
@@ -63,21 +66,17 @@ pub(super) struct Look {
 impl Look {
     /// Reads the answers to [`ZooKeeper::look_requests`].
     fn read(answers: &[Answer], dir: &str) -> Result<Look> {
-        let [signs, children, meta, once @ ..] = answers else { bail!("an answer to each request") };
-        let signs = match signs {
-            Ok(signs) => wire::read_children(signs)?,
-            Err(Refusal::NoNode) => Vec::new(),
-            Err(why) => return Err(refusal(*why, "cannot list who is alive")),
-        };
+        let [signs, notes, children, meta, once @ ..] = answers else { bail!("an answer to each request") };
+        let signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
+        let notes = found(notes, wire::read_children, "cannot list the runs")?.unwrap_or_default();
         let children = children.as_ref().map_err(|why| refusal(*why, format_args!("cannot list {dir}")))?;
         let queue = Queue::new(&wire::read_children(children)?);
-        let last_run = meta.as_ref().ok().map(|meta| wire::read_data(meta)).transpose()?;
-        let last_run = last_run.map(|(data, stat)| (LastRun::from_json(&String::from_utf8_lossy(&data)), stat));
-        Ok(Look { signs, queue, last_run, ran_once: once.first().is_some_and(Result::is_ok) })
+        let meta = meta.as_ref().ok().map(|meta| Meta::read(meta)).transpose()?;
+        Ok(Look { signs, queue, notes, meta, ran_once: once.first().is_some_and(Result::is_ok) })
     }
 
     fn last_token(&self) -> Option<Token> {
-        self.last_run.as_ref()?.0.as_ref().map(|run| run.fencing_token)
+        self.meta.as_ref()?.last_token
     }
 }
 
@@ -87,7 +86,6 @@ impl ZooKeeper {
             self.ensemble.attach(ask.ttl).await?;
         }
         let mut look = self.take_place(ask).await?;
-        self.ran_before = look.last_run.is_some();
         if look.ran_once {
             self.leave().await?;
             return Ok(Attempt::AlreadyRan);
@@ -98,7 +96,7 @@ impl ZooKeeper {
         let revoked = place.record.details.revoked.clone();
         if let Some(why) = self.other_slots(ask, look.queue.ahead(position)).await? {
             self.leave().await?;
-            return Ok(Attempt::OtherTerms(why));
+            return Ok(Attempt::OtherSlots(why));
         }
         let vanished = self.vanished(&look)?;
         if !look.queue.holds(position) {
@@ -110,10 +108,13 @@ impl ZooKeeper {
         }
         let alive = look.queue.alive_without_place(&look.signs, ask.mode);
         if !alive.is_empty() || vanished.is_some() {
-            return self.wait_out(ask, &alive, vanished).await;
+            // It is our turn, but a contender whose place is gone may still run its command.
+            let watches = alive.iter().map(|sign| Request::exists(&self.sign_path(&ask.name, sign)).watched());
+            self.watch(watches.collect()).await?;
+            return self.busy(ask, None, 0, vanished).await;
         }
         self.expect_newest_token(ask, look.last_token()).await?;
-        self.grant(ask).await
+        self.grant(ask, look).await
     }
 
     pub(super) fn place(&self) -> Result<&Place> {
@@ -124,28 +125,16 @@ impl ZooKeeper {
         self.place.as_mut().context("we have no place in the queue")
     }
 
-    /// Where the signs of a lock's contenders lie. No lock is named so.
-    fn signs_path(&self, name: &LockName) -> String {
-        format!("{}/~alive/{}", self.meta, name.encoded())
-    }
-
-    /// The sign of whoever has, or is about to get, the place of this name.
-    pub(super) fn sign_path(&self, name: &LockName, node: &str) -> String {
-        format!("{}/{}", self.signs_path(name), sign_of(node))
-    }
-
     /// Finds or takes our place, and reads the queue that it is in.
     async fn take_place(&mut self, ask: &Ask) -> Result<Look> {
         let dir = self.lock_path(&ask.name);
         // More than once, since our node and the container above it may be deleted while we look.
         for _ in 0..4 {
-            if let Some(look) = self.keep_place(ask, &dir).await? {
-                return Ok(look);
-            }
-            if self.asked && self.find_place(ask, &dir).await? {
-                continue;
-            }
-            if let Some(look) = self.create_place(ask, &dir).await? {
+            let look = match &self.place {
+                Some(_) => self.keep_place(ask, &dir).await?,
+                None => self.create_place(ask, &dir).await?,
+            };
+            if let Some(look) = look {
                 return Ok(look);
             }
         }
@@ -155,6 +144,7 @@ impl ZooKeeper {
     fn look_requests(&self, ask: &Ask, dir: &str) -> Vec<Request> {
         let mut requests = vec![
             Request::get_children(&self.signs_path(&ask.name)),
+            Request::get_children(&self.notes_path(&ask.name)),
             Request::get_children(dir),
             Request::get_data(&self.meta_path(&ask.name)),
         ];
@@ -162,15 +152,16 @@ impl ZooKeeper {
         requests
     }
 
+    /// `None` if our place is gone.
     async fn keep_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Look>> {
-        let Some(place) = &self.place else { return Ok(None) };
+        let place = self.place()?;
         let (path, session) = (place.path.clone(), self.ensemble.session()?);
         if place.session != session.id {
             self.place = None;
             return Ok(None);
         }
         if !session.is_proven() {
-            match self.ensemble.transact(&[Request::check(&path)], "cannot keep our place").await? {
+            match self.ensemble.transact([&Request::check(&path)], "cannot keep our place").await? {
                 None => self.ensemble.prove(),
                 Some((_, Refusal::NoNode)) => self.place = None,
                 Some((_, why)) => return Err(refusal(why, "cannot keep our place")),
@@ -179,56 +170,29 @@ impl ZooKeeper {
         let mut requests = self.look_requests(ask, dir);
         requests.push(Request::get_data(&path));
         let answers = self.ensemble.call(&requests).await?;
-        let (Some(place), Some((Ok(ours), answers))) = (&mut self.place, answers.split_last()) else {
-            self.place = None;
-            return Ok(None);
-        };
-        place.record.details.revoked = Record::read(&wire::read_data(ours)?.0).and_then(|one| one.details.revoked);
-        let look = Look::read(answers, dir)?;
-        if look.queue.position(&place.node).is_none() {
-            self.place = None;
-            return Ok(None);
-        }
-        Ok(Some(look))
-    }
-
-    /// Looks for the place that a request without an answer may have taken.
-    async fn find_place(&mut self, ask: &Ask, dir: &str) -> Result<bool> {
-        let queue = Queue::new(&self.ensemble.children(dir).await?);
-        let Some(at) = queue.place_of(&self.spelling.stem(&ask.who.owner)) else { return Ok(false) };
-        let node = queue.entries()[at].name.clone();
-        let path = format!("{dir}/{node}");
-        let Some((data, stat)) = self.ensemble.data(&path).await? else { return Ok(false) };
-        match Record::read(&data) {
-            Some(record) if stat.ephemeral_owner == self.ensemble.session()?.id => {
-                self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
-                self.place = Some(Place::new(dir, node, stat, record));
-                Ok(true)
-            }
-            // Of a session that we have given up: it would only stand in our own way.
-            _ => {
-                let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;
-                Ok(false)
+        if let (Some(place), Some((Ok(ours), answers))) = (&mut self.place, answers.split_last()) {
+            place.record.details.revoked = Record::read(&wire::read_data(ours)?.0).and_then(|one| one.details.revoked);
+            let look = Look::read(answers, dir)?;
+            if look.queue.position(&place.node).is_some() {
+                return Ok(Some(look));
             }
         }
+        self.place = None;
+        Ok(None)
     }
 
+    /// `None` if that did not work, but may work the next time.
     async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Look>> {
         let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
         let record = Record::of_waiter(&ask.who, self.ensemble.session()?.ttl);
+        let (path, data) = (format!("{dir}/{prefix}"), record.to_json());
         let (signs, sign) = (self.signs_path(&ask.name), self.sign_path(&ask.name, &prefix));
-        let create = Request::multi(&[
-            Request::create(
-                &format!("{dir}/{prefix}"),
-                record.to_json().as_bytes(),
-                self.acl(),
-                Kind::EphemeralSequential,
-            ),
-            Request::create(&sign, b"", self.acl(), Kind::Ephemeral),
+        let create = Request::multi([
+            &Request::create(&path, data.as_bytes(), self.acl(), Kind::EphemeralSequential),
+            &Request::create(&sign, b"", self.acl(), Kind::Ephemeral),
         ]);
         let mut requests = vec![create, Request::exists(&sign)];
         requests.extend(self.look_requests(ask, dir));
-        self.asked = true;
         let answers = self.ensemble.call(&requests).await?;
         let refused = |why| refusal(why, format_args!("cannot take a place in {dir}"));
         let created = answers[0].as_ref().map_err(|why| refused(*why))?;
@@ -239,9 +203,9 @@ impl ZooKeeper {
                 self.make(&signs, Kind::Container).await?;
                 return Ok(None);
             }
-            // We had a place, and lost it.
+            // An earlier request of ours took a place, and its answer got lost; or the place was deleted.
             Some((_, Refusal::NodeExists)) => {
-                let _gone_either_way = self.ensemble.call_one(Request::delete(&sign, ANY_VERSION)).await?;
+                self.find_place(ask, dir, &sign).await?;
                 return Ok(None);
             }
             Some((_, why)) => return Err(refused(why)),
@@ -257,8 +221,29 @@ impl ZooKeeper {
         Ok(Some(Look::read(&answers[2..], dir)?).filter(|look| look.queue.position(&place.node).is_some()))
     }
 
+    /// Looks for the place that goes with a sign of ours. A sign without one, or with one of a session that we have
+    /// given up, would only be in our own way: deletes it.
+    async fn find_place(&mut self, ask: &Ask, dir: &str, sign: &str) -> Result<()> {
+        let queue = Queue::new(&self.ensemble.children(dir).await?);
+        let stem = self.spelling.stem(&ask.who.owner);
+        if let Some(at) = queue.place_of(&stem) {
+            let node = queue.entries()[at].name.clone();
+            let path = format!("{dir}/{node}");
+            let session = self.ensemble.session()?.id;
+            let place = self.ensemble.data(&path).await?.filter(|(_, stat)| stat.ephemeral_owner == session);
+            if let Some((Some(record), stat)) = place.map(|(data, stat)| (Record::read(&data), stat)) {
+                self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
+                self.place = Some(Place::new(dir, node, stat, record));
+                return Ok(());
+            }
+            let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;
+        }
+        let _gone_either_way = self.ensemble.call_one(Request::delete(sign, ANY_VERSION)).await?;
+        Ok(())
+    }
+
     /// Until when a holder that vanished together with our session may run its command: the servers have lost their
-    /// data. As long as the session lasts, signs of life tell, and whoever has none ended in good order.
+    /// data. As long as our session lasts the signs of life tell, and a holder without one ended in good order.
     fn vanished(&mut self, look: &Look) -> Result<Option<Instant>> {
         let session = self.ensemble.session()?.id;
         if self.seen_in.replace(session) == Some(session) {
@@ -276,8 +261,8 @@ impl ZooKeeper {
         let head = &look.queue.entries()[0];
         let mut requests = vec![Request::get_data(&path(head))];
         if ask.queue {
-            // Whoever loses its place is in others' way until it takes a new one. (A holder of a slot or a share writes
-            // to its node itself, and would hear of nothing else.)
+            // A waiter that loses its place is in the way of others until it takes a new one. (A holder of a slot or a
+            // share writes to its node itself, and would hear of nothing else.)
             let own = (ask.mode == Mode::Exclusive).then_some(&look.queue.entries()[position]);
             requests.extend(own.map(watch));
             match watched(ask.mode, look.queue.ahead(position)) {
@@ -286,15 +271,11 @@ impl ZooKeeper {
                 None => {}
             }
         }
-        let answers = self.ensemble.call(&requests).await?;
-        if answers[1..].contains(&Err(Refusal::NoNode)) {
-            self.ensemble.poke();
-        }
         let mut holder = None;
-        if let Ok(answer) = &answers[0] {
+        if let Some(Ok(answer)) = self.watch(requests).await?.first() {
             let (data, stat) = wire::read_data(answer)?;
             let record = Record::read(&data);
-            let released = look.last_run.as_ref().map(|(_, stat)| *stat).filter(|_| head.mode == Mode::Exclusive);
+            let released = look.meta.as_ref().map(|meta| meta.stat);
             if let Some(record) = record.as_ref().filter(|one| one.details.hold.is_none())
                 && head.mode == Mode::Exclusive
             {
@@ -302,30 +283,35 @@ impl ZooKeeper {
             }
             holder = Some(status::contender(head.mode, stat, record, released).into_holder());
         }
-        let ask_again = self.next_keep_alive()?;
-        let ask_again = held_until.map_or(ask_again, |end| end.min(ask_again));
+        self.busy(ask, holder, position, held_until).await
+    }
+
+    /// Sends requests with watches. Whatever is gone already will not change any more: look again at once.
+    async fn watch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let answers = self.ensemble.call(&requests).await?;
+        if answers.contains(&Err(Refusal::NoNode)) {
+            self.ensemble.poke();
+        }
+        Ok(answers)
+    }
+
+    /// Waits in the queue, or leaves it. Asks again in time to keep the session alive, and no later than `until`.
+    async fn busy(
+        &mut self,
+        ask: &Ask,
+        holder: Option<Holder>,
+        ahead: usize,
+        until: Option<Instant>,
+    ) -> Result<Attempt> {
+        let session = self.ensemble.session()?;
+        let keep_alive = session.proven + session.ttl / 3;
+        let ask_again = until.map_or(keep_alive, |until| until.min(keep_alive));
         if ask.queue {
             self.place_mut()?.waited = true;
         } else {
             self.leave().await?;
         }
-        Ok(Attempt::Busy(Busy { holder, ahead: Some(position), ask_again }))
-    }
-
-    /// It is our turn, but somebody whose place is gone may still run its command: those who give these signs of life,
-    /// and one until then.
-    async fn wait_out(&mut self, ask: &Ask, signs: &[String], until: Option<Instant>) -> Result<Attempt> {
-        let watch = |sign: &String| Request::exists(&self.sign_path(&ask.name, sign)).watched();
-        let requests: Vec<Request> = signs.iter().map(watch).collect();
-        if !requests.is_empty() && self.ensemble.call(&requests).await?.contains(&Err(Refusal::NoNode)) {
-            self.ensemble.poke();
-        }
-        let keep_alive = self.next_keep_alive()?;
-        if !ask.queue {
-            self.leave().await?;
-        }
-        let ask_again = until.map_or(keep_alive, |until| until.min(keep_alive));
-        Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again }))
+        Ok(Attempt::Busy(Busy { holder, ahead: Some(ahead), ask_again }))
     }
 
     /// Refuses to go on where transaction numbers went back. With shares and slots a holder may end before another one
@@ -343,35 +329,35 @@ impl ZooKeeper {
         Err(Fault::StaleToken.because(messages::counter_went_back(newest, recorded, cause, advice)))
     }
 
-    async fn grant(&mut self, ask: &Ask) -> Result<Attempt> {
+    async fn grant(&mut self, ask: &Ask, look: Look) -> Result<Attempt> {
         if let Mode::Slots(slots) = ask.mode
             && self.place()?.record.details.slot.is_none()
         {
-            let slot = self.claim_slot(&ask.name, slots).await?;
-            self.place_mut()?.record.details.slot = slot;
-            if slot.is_none() {
-                if !ask.queue {
-                    self.leave().await?;
-                }
-                return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again: clock::now() + SOON }));
-            }
+            let Some(slot) = self.claim_slot(&ask.name, slots).await? else {
+                return self.busy(ask, None, 0, Some(clock::now() + SOON)).await;
+            };
+            self.place_mut()?.record.details.slot = Some(slot);
         }
         self.note_acquired(ask.mode).await?;
         self.watches_place = false;
         self.seen = SeenHolders::default();
+        let (token, acquired_at) = (self.place()?.token(), Some(clock::wall()));
+        let holder = Holder { fencing_token: Some(token), acquired_at, ..ask.who.clone().into() };
+        let runs = Runs::new(look.meta, &look.notes, &look.queue);
+        self.granted = Some(Granted { runs, note: LastRun::vanished(&holder), is_noted: false });
         let place = self.place()?;
         Ok(Attempt::Granted(Lease {
             name: ask.name.clone(),
             owner: ask.who.owner.clone(),
-            token: place.token(),
+            token,
             slot: place.record.details.slot.map(|slot| slot.number),
-            term: self.term()?,
+            grant: self.lease_grant()?,
             descriptors: Vec::new(),
         }))
     }
 
-    /// Notes down in our node since when we hold the lock. Whoever holds alone since another released it need not: the
-    /// date of that release tells.
+    /// Writes to our node since when we hold the lock. An exclusive holder need not: the date of the release before it
+    /// tells.
     async fn note_acquired(&mut self, mode: Mode) -> Result<()> {
         let place = self.place.as_mut().context("we have no place in the queue")?;
         let tells = match mode {
@@ -389,7 +375,7 @@ impl ZooKeeper {
         Ok(())
     }
 
-    /// Watches the node by which we hold the lock, unless that is done. False if an operator was there before the
+    /// Watches the node by which we hold the lock, unless that is done. False if an operator changed it before the
     /// watch.
     pub async fn watch_place(&mut self) -> Result<bool> {
         let Some(place) = self.place.as_ref().filter(|_| !self.watches_place) else { return Ok(true) };
@@ -405,10 +391,10 @@ impl ZooKeeper {
         let number = |child: &String| child.strip_prefix("slot-")?.parse::<u32>().ok();
         let mut taken: Vec<u32> = children.iter().filter_map(number).collect();
         let exists: Vec<Request> = taken.iter().map(|slot| Request::exists(&self.slot_path(name, *slot))).collect();
-        let answers = if exists.is_empty() { Vec::new() } else { self.ensemble.call(&exists).await? };
         let session = self.ensemble.session()?.id;
-        for (number, answer) in taken.iter().zip(&answers) {
-            let stat = answer.as_ref().ok().map(|answer| wire::read_stat(answer)).transpose()?;
+        for (number, answer) in taken.iter().zip(self.ensemble.call(&exists).await?) {
+            // We have one: the answer to an earlier request got lost.
+            let stat = found(&answer, wire::read_stat, "cannot look at a slot")?;
             if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session) {
                 return Ok(Some(Slot { number: *number, token: token(stat.czxid) }));
             }
@@ -431,16 +417,16 @@ impl ZooKeeper {
         }
     }
 
-    /// A dlock before us that uses the lock with another number of slots. Other programs know of none; that their names
-    /// tell no more than ours do is why the nodes have to be read.
+    /// A dlock before us that uses the lock with another number of slots. Other programs know of none, and their names
+    /// look like ours: the nodes have to be read.
     async fn other_slots(&mut self, ask: &Ask, ahead: &[Entry]) -> Result<Option<String>> {
-        let dir = self.lock_path(&ask.name);
-        for other in ahead.iter().filter(|one| one.mode.slots() != ask.mode.slots()) {
-            let Some((data, stat)) = self.ensemble.data(&format!("{dir}/{}", other.name)).await? else { continue };
-            let record = Record::read(&data);
-            if record.is_some() || other.hold.is_some() {
-                let who = describe(&status::contender(other.mode, stat, record, None).into_holder());
-                return Ok(Some(messages::other_slots(who, other.mode, ask.mode)));
+        let differs = |one: &&Entry| one.mode.slots() != ask.mode.slots();
+        for other in self.read_nodes(ahead.iter().filter(differs).map(|one| (&ask.name, one))).await? {
+            if let Some((_, record)) = other.node()?
+                && (record.is_some() || other.entry.hold.is_some())
+            {
+                let who = describe(&other.contender(None).into_holder());
+                return Ok(Some(messages::other_slots(who, other.entry.mode, ask.mode)));
             }
         }
         Ok(None)

@@ -33,12 +33,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    pub fn new(lasts: Duration, token: Token) -> Hold {
-        Hold { lasts_ms: millis(lasts), token, in_use: false }
-    }
-
-    pub fn lasts(&self) -> Duration {
-        Duration::from_millis(self.lasts_ms)
+    pub fn lasting(self, lasts: Duration) -> Hold {
+        Hold { lasts_ms: millis(lasts), ..self }
     }
 }
 
@@ -54,7 +50,7 @@ const LONGEST_REASON: usize = 500;
 impl Details {
     /// How long a hold lasts; `None` for what is none.
     pub fn lasts(&self) -> Option<Duration> {
-        self.hold.as_ref().map(Hold::lasts)
+        self.hold.map(|hold| Duration::from_millis(hold.lasts_ms))
     }
 
     /// Of the session or, once that has ended, of the hold.

@@ -1,9 +1,9 @@
-//! What operators do: look at a lock, list all, take one away. Nobody's place is disturbed by looking.
+//! What operators do: look at a lock, list all, take one away. Looking changes nothing.
 //!
-//! Whoever frees a lock at once makes the run that is cut short the last run, in the same transaction, and puts the
-//! reason where its holder looks for it when its place is gone. That is one node beside the last run, for all whose
-//! locks were taken away of late: nothing that belongs to the holder's session is left to write it on, and a node for
-//! each would stay where a holder never comes back.
+//! To free a lock at once makes the run that is cut short the last run, in the same transaction, and puts the reason
+//! where its holder looks for it when its place is gone. That is one node beside the last run, for all whose locks were
+//! taken away recently: the holder's own nodes are gone with its place, and a node for each of them would stay for ever
+//! where a holder never comes back.
 
 use std::time::Duration;
 
@@ -12,16 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use super::queue::{Entry, Queue};
 use super::record::{Details, server_date};
-use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, refusal};
-use super::{VISIT, ZooKeeper, token};
-use crate::backend::{Page, Revoke, Revoked};
+use super::release::Part;
+use super::runs::{Meta, Runs, without_place};
+use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
+use super::{ZooKeeper, token};
+use crate::backend::{DEFAULT_HISTORY, Page, Revoke, Revoked};
 use crate::clock;
 use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, messages};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
-/// How many holders can be told that their lock was taken away, however late they ask; with a reason of the longest
-/// kind each, that is far below what a node may hold.
+/// How many entries are kept for holders that ask late. Even with the longest reasons, this is far below what a node may
+/// hold.
 const MOST_TAKEN: usize = 200;
 
 /// A lock that was taken away.
@@ -42,36 +44,38 @@ pub(super) fn reason_for(owner: &OwnerId, answer: &Answer) -> Option<String> {
     read_taken(answer).into_iter().rev().find(|taken| taken.owner == owner.as_str()).map(|taken| taken.reason)
 }
 
-/// A contender as it was found; nothing but its name, where its node may not be read.
-struct Found {
-    entry: Entry,
-    node: Option<(Stat, Option<Record<Details>>)>,
+/// What a contender's node says. Other programs store no record of ours.
+type Node = (Stat, Option<Record<Details>>);
+
+/// A contender's node as it was found.
+pub(super) struct Found {
+    pub entry: Entry,
+    node: Result<Node, Refusal>,
 }
 
 impl Found {
-    /// `None` if it is gone, or its time is over.
-    fn read(entry: &Entry, answer: Answer) -> Result<Option<Found>> {
-        let node = match answer {
-            Ok(answer) => {
-                let (data, stat) = wire::read_data(&answer)?;
-                let record = Record::read(&data);
-                let left = record.as_ref().and_then(|record| left(stat, &record.details));
-                if entry.hold.is_some() && left.is_some_and(|left| left.is_zero()) {
-                    return Ok(None);
-                }
-                Some((stat, record))
-            }
-            Err(Refusal::NoNode) => return Ok(None),
-            Err(_) => None,
-        };
-        Ok(Some(Found { entry: entry.clone(), node }))
+    /// What its node says; `None` if it is gone.
+    pub fn node(&self) -> Result<Option<&Node>> {
+        match &self.node {
+            Ok(node) => Ok(Some(node)),
+            Err(Refusal::NoNode) => Ok(None),
+            Err(why) => Err(refusal(*why, format_args!("cannot read {}", self.entry.name))),
+        }
     }
 
-    fn contender(&self, released: Option<Stat>) -> Contender {
-        let released = released.filter(|_| self.entry.mode == Mode::Exclusive);
+    /// Neither gone nor a hold whose time is over.
+    fn is_present(&self) -> bool {
+        match &self.node {
+            Ok((stat, Some(record))) => left(*stat, &record.details).is_none_or(|left| !left.is_zero()),
+            node => !matches!(node, Err(Refusal::NoNode)),
+        }
+    }
+
+    /// Nothing but its name is known where its node may not be read.
+    pub fn contender(&self, released: Option<Stat>) -> Contender {
         match self.node.clone() {
-            Some((stat, record)) => contender(self.entry.mode, stat, record, released),
-            None => Contender::unknown(self.entry.mode),
+            Ok((stat, record)) => contender(self.entry.mode, stat, record, released),
+            Err(_) => Contender::unknown(self.entry.mode),
         }
     }
 }
@@ -85,33 +89,22 @@ impl crate::lock::Contends for Found {
 /// A lock as it was found.
 struct View {
     queue: Vec<Found>,
-    /// How the last run ended, and the node that says so.
-    last_run: Option<LastRun>,
-    released: Option<Stat>,
+    meta: Option<Meta>,
+    /// The oldest first.
+    vanished: Vec<LastRun>,
 }
 
 impl View {
     fn into_state(self, name: &LockName) -> LockState {
-        let contenders = self.queue.iter().map(|found| found.contender(self.released)).collect();
-        LockState::of_queue(name.clone(), "zookeeper", contenders, self.last_run)
+        let released = self.meta.as_ref().map(|meta| meta.stat);
+        let contenders = self.queue.iter().map(|found| found.contender(released)).collect();
+        let mut history = self.meta.map(|meta| meta.history).unwrap_or_default();
+        self.vanished.into_iter().for_each(|run| history.add(run, usize::MAX));
+        LockState::of_queue(name.clone(), "zookeeper", contenders, history)
     }
 }
 
 impl ZooKeeper {
-    pub async fn visit(&mut self) -> Result<()> {
-        if !self.ensemble.is_linked() {
-            self.ensemble.attach(VISIT).await?;
-        }
-        Ok(())
-    }
-
-    /// Closes the session, unless it has a place in a queue to keep.
-    pub async fn end_visit(&mut self) {
-        if self.place.is_none() {
-            self.ensemble.part().await;
-        }
-    }
-
     pub async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
         Ok(self.look(name).await?.into_state(name))
     }
@@ -126,37 +119,49 @@ impl ZooKeeper {
 
     /// Looks at several locks in two round trips.
     async fn look_at(&mut self, names: &[LockName]) -> Result<Vec<View>> {
-        let dirs: Vec<String> = names.iter().map(|name| self.lock_path(name)).collect();
-        let metas = names.iter().map(|name| self.meta_path(name));
-        let of_each = dirs.iter().zip(metas);
-        let requests: Vec<Request> =
-            of_each.flat_map(|(dir, meta)| [Request::get_children(dir), Request::get_data(&meta)]).collect();
-        let answers = self.ensemble.call(&requests).await?;
+        let requests = names.iter().flat_map(|name| {
+            let children = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
+            children.into_iter().chain([Request::get_data(&self.meta_path(name))])
+        });
+        let answers = self.ensemble.call(&requests.collect::<Vec<_>>()).await?;
         let mut queues = Vec::with_capacity(names.len());
-        let mut requests = Vec::new();
-        for (dir, answers) in dirs.iter().zip(answers.chunks_exact(2)) {
-            let queue = match &answers[0] {
-                Ok(answer) => Queue::new(&wire::read_children(answer)?),
-                Err(Refusal::NoNode) => Queue::default(),
-                Err(why) => return Err(refusal(*why, format_args!("cannot list {dir}"))),
-            };
-            requests.extend(queue.entries().iter().map(|one| Request::get_data(&format!("{dir}/{}", one.name))));
-            queues.push((queue, answers[1].as_ref().ok()));
+        for (name, answers) in names.iter().zip(answers.chunks_exact(3)) {
+            let children = found(&answers[1], wire::read_children, format_args!("cannot list {name}"))?;
+            let notes = answers[0].as_ref().map_or_else(|_| Ok(Vec::new()), |notes| wire::read_children(notes))?;
+            let queue = Queue::new(&children.unwrap_or_default());
+            let vanished = without_place(&notes, &queue);
+            queues.push((name, queue, vanished, answers[2].as_ref().ok()));
         }
-        let nodes = if requests.is_empty() { Vec::new() } else { self.ensemble.call(&requests).await? };
-        let mut nodes = nodes.into_iter();
+        let entries = queues.iter().flat_map(|(name, queue, ..)| queue.entries().iter().map(|entry| (*name, entry)));
+        let mut nodes = self.read_nodes(entries).await?.into_iter();
         let mut views = Vec::with_capacity(names.len());
-        for (entries, meta) in queues {
-            let mut queue = Vec::new();
-            for (entry, answer) in entries.entries().iter().zip(nodes.by_ref()) {
-                queue.extend(Found::read(entry, answer)?);
-            }
-            let meta = meta.map(|meta| wire::read_data(meta)).transpose()?;
-            let released = meta.as_ref().map(|(_, stat)| *stat);
-            let last_run = meta.and_then(|(data, _)| LastRun::from_json(&String::from_utf8_lossy(&data)));
-            views.push(View { queue, last_run, released });
+        for (name, queue, vanished, meta) in queues {
+            let queue = nodes.by_ref().take(queue.entries().len()).filter(Found::is_present).collect();
+            let meta = meta.map(|meta| Meta::read(meta)).transpose()?;
+            let is_new = |run: &LastRun| meta.as_ref().is_none_or(|meta| !meta.history.has(run));
+            let vanished = self.read_notes(name, &vanished).await?.into_iter().map(|(_, run)| run);
+            let vanished = vanished.filter(is_new).collect();
+            views.push(View { queue, meta, vanished });
         }
         Ok(views)
+    }
+
+    /// Reads contenders' nodes in one round trip.
+    pub(super) async fn read_nodes<'a>(
+        &mut self,
+        of: impl Iterator<Item = (&'a LockName, &'a Entry)>,
+    ) -> Result<Vec<Found>> {
+        let (entries, requests): (Vec<Entry>, Vec<Request>) = of
+            .map(|(name, entry)| {
+                (entry.clone(), Request::get_data(&format!("{}/{}", self.lock_path(name), entry.name)))
+            })
+            .unzip();
+        let answers = self.ensemble.call(&requests).await?;
+        let read = |(entry, answer): (Entry, Answer)| {
+            let node = answer.map(|answer| wire::read_data(&answer).map(|(data, stat)| (stat, Record::read(&data))));
+            Ok(Found { entry, node: node.map_or_else(|why| Ok(Err(why)), |node| node.map(Ok))? })
+        };
+        entries.into_iter().zip(answers).map(read).collect()
     }
 
     /// The names are all read at the beginning, since ZooKeeper has no other way; what is behind them is not.
@@ -171,7 +176,7 @@ impl ZooKeeper {
             self.listing = names.into_iter();
         }
         let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
-        let views = if names.is_empty() { Vec::new() } else { self.look_at(&names).await? };
+        let views = self.look_at(&names).await?;
         let locks = names.iter().zip(views).map(|(name, view)| view.into_state(name)).collect();
         Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
     }
@@ -185,7 +190,7 @@ impl ZooKeeper {
                 found.fencing_token == from.fencing_token && found.owner == from.owner
             };
             let mut holders = crate::lock::queue::holders(&view.queue).map(|at| &view.queue[at]);
-            let Some(Found { entry, node: Some((stat, record)) }) = holders.find(is_meant) else {
+            let Some(Found { entry, node: Ok((stat, record)) }) = holders.find(is_meant) else {
                 return Ok(Revoked::NotHeld);
             };
             let reason = match how {
@@ -193,7 +198,7 @@ impl ZooKeeper {
                 Revoke::Safely { reason } => reason,
             };
             let Some(record) = record else { return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned())) };
-            // After a run, nobody is left who could be told, or could overlap.
+            // After a run, there is no process left to ask, and none that could overlap.
             if record.details.hold.is_some_and(|hold| !hold.in_use) {
                 return self.free_unrecorded(name, &entry.name, Some(record)).await;
             }
@@ -209,10 +214,6 @@ impl ZooKeeper {
             }
         }
         bail!("{name} changes all the time")
-    }
-
-    pub(super) fn taken_path(&self, name: &LockName) -> String {
-        format!("{}/taken", self.meta_path(name))
     }
 
     /// Why an owner's lock was freed at once, if it was.
@@ -231,45 +232,35 @@ impl ZooKeeper {
         reason: &str,
     ) -> Result<Revoked> {
         let (meta, path) = (self.meta_path(name), self.taken_path(name));
-        let last_run = LastRun::cut_short(seen, reason).to_json();
-        // What a release has left behind: how the run ended is known, or there was none.
-        let runs = record.is_none_or(|record| record.details.hold.is_none());
-        let mut places = self.belongings(name, node, record);
+        let cut_short = LastRun::cut_short(seen, reason);
+        // Once more if another operator was faster, or another holder has written the history.
         for _ in 0..10 {
-            let looks = [Request::get_data(&meta), Request::get_data(&path)];
-            let found = self.ensemble.call(&looks).await?;
-            let mut parts: Vec<Request> = places.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
-            match &found[0] {
-                Ok(_) if runs => parts.push(Request::set_data(&meta, last_run.as_bytes(), ANY_VERSION)),
-                Ok(_) => {}
-                Err(Refusal::NoNode) => {
-                    let first = if runs { last_run.as_bytes() } else { b"" };
-                    parts.push(Request::create(&meta, first, self.acl(), Kind::Persistent));
-                }
-                Err(Refusal::NoAuth) => return self.free_unrecorded(name, node, record).await,
-                Err(why) => return Err(refusal(*why, format_args!("cannot read {meta}"))),
+            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
+            let mut parts = self.removal(name, node, record);
+            // What is only held on to after a run takes nothing away from how that ended.
+            if record.is_none_or(|record| record.details.hold.as_ref().is_none_or(|hold| hold.in_use)) {
+                let note = Request::delete(&self.note_path(name, node), ANY_VERSION);
+                parts.push(Part::unless(note, Refusal::NoNode));
+                let runs: Runs = self.read_runs(name).await?;
+                parts.extend(self.record_run(name, &runs, &cut_short, DEFAULT_HISTORY).await?);
             }
             if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
-                let mut all = read_taken(&found[1]);
+                let mut all = read_taken(&taken);
                 all.push(Taken { owner, reason: reason.to_owned() });
-                let late = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
-                parts.push(match &found[1] {
-                    Ok(answer) => Request::set_data(&path, &late, wire::read_data(answer)?.1.version),
-                    Err(_) => Request::create(&path, &late, self.acl(), Kind::Persistent),
-                });
+                let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
+                parts.push(Part::new(match &taken {
+                    Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
+                    Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
+                }));
             }
-            match self.ensemble.transact(&parts, format_args!("cannot free {name}")).await? {
-                None => return Ok(Revoked::Freed),
-                Some((0, Refusal::NoNode)) => return Ok(Revoked::NotHeld),
-                Some((at, Refusal::NoNode)) if at < places.len() => drop(places.remove(at)),
-                // Nobody has ever released a lock here.
-                Some((_, Refusal::NoNode)) => self.make(&meta, Kind::Persistent).await?,
-                // Somebody else was faster: another operator, or the first release of all.
-                Some((_, Refusal::BadVersion | Refusal::NodeExists)) => {}
-                Some((at, Refusal::NoAuth)) if at >= places.len() => {
-                    return self.free_unrecorded(name, node, record).await;
-                }
-                Some((_, why)) => return Err(refusal(why, format_args!("cannot free {name}"))),
+            match self.commit(parts, &meta, &format!("cannot free {name}")).await {
+                Ok(None) => return Ok(Revoked::Freed),
+                Ok(Some(_)) => return Ok(Revoked::NotHeld),
+                Err(error) => match error.downcast_ref::<Refusal>() {
+                    Some(Refusal::BadVersion | Refusal::NodeExists) => {}
+                    Some(Refusal::NoAuth) => return self.free_unrecorded(name, node, record).await,
+                    _ => return Err(error),
+                },
             }
         }
         bail!("{name} changes all the time")
@@ -303,7 +294,8 @@ pub(super) fn contender(mode: Mode, stat: Stat, record: Option<Record<Details>>,
     };
     let Some(Record { who, details }) = record else { return shown };
     let noted = details.acquired_ms.and_then(|ms| i64::try_from(ms).ok());
-    let acquired = noted.unwrap_or_else(|| released.map_or(stat.ctime, |released| released.mtime.max(stat.ctime)));
+    let released = released.filter(|_| mode == Mode::Exclusive).map_or(stat.ctime, |released| released.mtime);
+    let acquired = noted.unwrap_or(released.max(stat.ctime));
     Contender {
         who: Some(who),
         token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),

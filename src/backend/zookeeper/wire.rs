@@ -1,17 +1,24 @@
-//! ZooKeeper's wire format ("jute"), as far as a lock needs it: requests as bytes, answers from bytes.
+//! One connection to one server, and ZooKeeper's wire format ("jute") as far as a lock needs it. Knows no session beyond
+//! the handshake, and no lock.
 
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::rustls::ClientConfig;
 
+use crate::backend::address::Host;
+use crate::backend::{net, tls};
 use crate::exit::Fault;
 
 /// Who may touch what we create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acl {
     Anyone,
-    /// Whoever authenticates as we did.
+    /// Clients that authenticate as we did.
     Creator,
 }
 
@@ -33,7 +40,7 @@ pub struct Request {
 }
 
 const AUTH: i32 = 100;
-/// Answers come in order; only authentication has to have this number.
+/// Answers come in order, so the numbers of requests do not matter; only authentication must have this one.
 const AUTH_XID: i32 = -4;
 const NO_MORE: i32 = -1;
 
@@ -91,7 +98,7 @@ impl Request {
     }
 
     /// All of them or none, in one transaction of the ensemble.
-    pub fn multi(parts: &[Request]) -> Request {
+    pub fn multi<'a>(parts: impl IntoIterator<Item = &'a Request>) -> Request {
         let mut all = Request::new(14);
         for part in parts {
             all = all.i32(part.op).bool(false).i32(-1);
@@ -305,6 +312,15 @@ pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
     (0..read.i32()?).map(|_| read.string()).collect()
 }
 
+/// What a request about a node found; `None` if there is no such node.
+pub fn found<T>(answer: &Answer, read: fn(&[u8]) -> Result<T>, what: impl fmt::Display) -> Result<Option<T>> {
+    match answer {
+        Ok(answer) => read(answer).map(Some),
+        Err(Refusal::NoNode) => Ok(None),
+        Err(why) => Err(refusal(*why, what)),
+    }
+}
+
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -347,4 +363,117 @@ impl<'a> Reader<'a> {
         let _aversion = self.i32()?;
         Ok(Stat { czxid, ctime, mtime, version, ephemeral_owner: self.i64()? })
     }
+}
+
+pub struct Link {
+    stream: net::Socket,
+    /// What was read and not yet used: a frame may come in pieces, and its reader may be dropped.
+    inbox: Vec<u8>,
+    xid: i32,
+    /// The latest transaction we have seen the effects of.
+    pub seen: i64,
+    /// A watch has fired since this was last set to false.
+    pub notified: bool,
+}
+
+/// A server accepted our connection and then closed it.
+#[derive(Debug)]
+pub struct NoSession;
+
+impl fmt::Display for NoSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)",
+        )
+    }
+}
+
+const PORT: u16 = 2181;
+const TLS_PORT: u16 = 2281;
+/// Larger than what ZooKeeper lets anybody store or list.
+const LARGEST_FRAME: usize = 64 << 20;
+
+impl Link {
+    pub async fn open(host: &Host, tls: Option<&Arc<ClientConfig>>) -> Result<Link> {
+        let at = host.with_port(if tls.is_some() { TLS_PORT } else { PORT });
+        let stream = net::tcp(&at, tls).await?;
+        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false })
+    }
+
+    pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
+        self.seen = seen;
+        self.send(&connect_request(session, password, ttl, seen)).await?;
+        let frame = self.frame().await.context(NoSession)?;
+        Connected::read(&frame)
+    }
+
+    /// Sends all requests at once and collects their answers. The server serves them one after the other,
+    /// so each sees what those before it did.
+    pub async fn call(&mut self, requests: &[Request]) -> Result<Vec<Answer>> {
+        self.ask(requests).await?;
+        let mut answers = Vec::with_capacity(requests.len());
+        while answers.len() < requests.len() {
+            answers.extend(self.answer().await?);
+        }
+        Ok(answers)
+    }
+
+    /// Sends requests whose answers nobody waits for yet.
+    pub async fn ask(&mut self, requests: &[Request]) -> Result<()> {
+        let mut frames = Vec::new();
+        for request in requests {
+            self.xid = self.xid.wrapping_add(1) & i32::MAX;
+            request.write_to(&mut frames, self.xid);
+        }
+        self.send(&frames).await
+    }
+
+    /// Returns when a watch has fired. May be dropped and called again.
+    pub async fn changed(&mut self) -> Result<()> {
+        while !std::mem::take(&mut self.notified) {
+            let _answer_to_nobody = self.answer().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the next frame: an answer, or `None` for a watch that has fired.
+    async fn answer(&mut self) -> Result<Option<Answer>> {
+        Ok(match Frame::read(&self.frame().await?)? {
+            Frame::Notification => {
+                self.notified = true;
+                None
+            }
+            Frame::Reply { zxid, answer } => {
+                self.seen = self.seen.max(zxid);
+                Some(answer)
+            }
+        })
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).await.map_err(unreachable)?;
+        self.stream.flush().await.map_err(unreachable)
+    }
+
+    async fn frame(&mut self) -> Result<Vec<u8>> {
+        loop {
+            if let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
+                let length = u32::from_be_bytes(*length) as usize;
+                ensure!(length <= LARGEST_FRAME, Fault::Unreachable.because("this does not speak ZooKeeper"));
+                if rest.len() >= length {
+                    let frame = rest[..length].to_vec();
+                    self.inbox.drain(..4 + length);
+                    return Ok(frame);
+                }
+            }
+            if self.stream.read_buf(&mut self.inbox).await.map_err(unreachable)? == 0 {
+                return Err(Fault::Unreachable.because("the server closed the connection"));
+            }
+        }
+    }
+}
+
+fn unreachable(error: io::Error) -> anyhow::Error {
+    let fault = tls::fault(&error);
+    anyhow::Error::new(error).context(fault)
 }

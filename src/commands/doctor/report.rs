@@ -9,7 +9,7 @@ use super::Report;
 use crate::backend::Verdict;
 use crate::clock::Instant;
 use crate::config::Examination;
-use crate::lock::Term;
+use crate::lock::Grant;
 use crate::report::{escape, json_escaped};
 
 impl Report {
@@ -30,7 +30,7 @@ impl Report {
             }
         }
         let timeline = self.timeline(order).map(|(what, at)| format!("{what} {at:.2}s"));
-        text + &format!("  with a ttl of {}: {}\n", format_duration(self.term(order).ttl), timeline.join(", "))
+        text + &format!("  with a ttl of {}: {}\n", format_duration(self.grant(order).ttl), timeline.join(", "))
     }
 
     pub fn as_json(&self, order: &Examination) -> String {
@@ -50,23 +50,23 @@ impl Report {
     }
 
     /// What the server grants or, as long as that is not known, what would be asked for.
-    fn term(&self, order: &Examination) -> Term {
-        let (from, ttl) = (Instant::from_nanos(0), order.terms.ttl);
-        let granted = self.term.map(|term| Term { from, ttl: term.ttl.min(ttl), ..term });
-        granted.unwrap_or(Term { from, ttl, slack: Duration::ZERO })
+    fn grant(&self, order: &Examination) -> Grant {
+        let (from, ttl) = (Instant::from_nanos(0), order.timing.ttl);
+        let granted = self.grant.map(|grant| Grant { from, ttl: grant.ttl.min(ttl), ..grant });
+        granted.unwrap_or(Grant { from, ttl, slack: Duration::ZERO })
     }
 
     /// The instants of a lease, in seconds from its last renewal.
     fn timeline(&self, order: &Examination) -> [(&'static str, f64); 5] {
-        let term = self.term(order);
-        let at = order.terms.deadlines(term);
-        let seconds = |instant: Instant| instant.since(term.from).as_secs_f64();
+        let grant = self.grant(order);
+        let at = order.timing.deadlines(grant);
+        let seconds = |instant: Instant| instant.since(grant.from).as_secs_f64();
         [
-            ("renewal", order.terms.shortened_to(term.ttl).renew_every().as_secs_f64()),
+            ("renewal", order.timing.shortened_to(grant.ttl).renew_every().as_secs_f64()),
             ("first signal", seconds(at.signal_at)),
             ("SIGKILL", seconds(at.kill_at)),
             ("last instant we may claim it", seconds(at.end)),
-            ("end of the lease", term.ttl.as_secs_f64()),
+            ("end of the lease", grant.ttl.as_secs_f64()),
         ]
     }
 }

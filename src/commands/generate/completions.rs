@@ -1,7 +1,10 @@
 //! The completions of a shell: what clap makes, and the names of locks and profiles, for which the shells ask dlock
 //! itself, on the backend that the line names.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
+use clap::{Arg, ArgAction, Command};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
@@ -11,8 +14,13 @@ const ZSH: &str = include_str!("live.zsh");
 const FISH: &str = include_str!("live.fish");
 
 /// What a flag takes that takes one of a few words; `config` has the last say.
-const CHOICES: [(&str, &[&str]); 3] =
-    [("log", &["text", "json"]), ("on_lost", &["kill", "signal"]), ("leftovers", &["kill", "wait", "leave"])];
+const CHOICES: [(&str, &[&str]); 5] = [
+    ("log", &["text", "json"]),
+    ("on_lost", &["kill", "signal"]),
+    ("leftovers", &["kill", "wait", "leave"]),
+    ("format", &["table", "json", "prometheus"]),
+    ("color", &["auto", "always", "never"]),
+];
 
 pub fn script(shell: Shell) -> Result<String> {
     let mut cli = Cli::complete();
@@ -21,6 +29,8 @@ pub fn script(shell: Shell) -> Result<String> {
         cli = cli.mut_subcommand(verb, |verb| {
             verb.mut_args(|arg| match CHOICES.iter().find(|(id, _)| arg.get_id() == id) {
                 Some((_, words)) => arg.value_parser(words.to_vec()),
+                // More are taken only to tell people what is wrong.
+                None if arg.get_id() == "words" => arg.action(ArgAction::Set).num_args(1),
                 None => arg,
             })
         });
@@ -29,13 +39,13 @@ pub fn script(shell: Shell) -> Result<String> {
     clap_complete::generate(shell, &mut cli, "dlock", &mut text);
     let text = String::from_utf8(text)?;
     Ok(match shell {
-        Shell::Bash => text + &BASH.replace("@CHOICES@", &choices_of_bash()),
+        Shell::Bash => text + &BASH.replace("@CHOICES@", &choices_of_bash()).replace("@VALUED@", &valued_of_bash()),
         Shell::Zsh => text
             .replacen("_dlock() {", &format!("{ZSH}\n_dlock() {{"), 1)
             .replace(":NAME:_default", ":NAME:_dlock_names")
             .replace(":URL|PROFILE:_default", ":URL|PROFILE:_dlock_profiles")
-            .replace("every lock of the backend:_default", "every lock of the backend:_dlock_names")
-            .replace(":name -- The lock:_default", ":name -- The lock:_dlock_names"),
+            .replace("'\\'':_default", "'\\'':_dlock_names")
+            .replace("without --name:_default", "without --name:_dlock_names"),
         Shell::Fish => text + FISH,
         _ => text,
     })
@@ -45,4 +55,21 @@ pub fn script(shell: Shell) -> Result<String> {
 fn choices_of_bash() -> String {
     let line = |(id, words): &(&str, &[&str])| format!("--{}) found=\"{}\" ;;", id.replace('_', "-"), words.join(" "));
     CHOICES.iter().map(line).collect::<Vec<_>>().join("\n        ")
+}
+
+/// The other flags that take a value: what follows them is no name. `-n` takes one for `history` only.
+fn valued_of_bash() -> String {
+    let cli = Cli::complete();
+    let has_own = |arg: &Arg| ["name", "backend"].contains(&arg.get_id().as_str()) || is_choice(arg);
+    let valued = cli.get_subcommands().flat_map(Command::get_arguments);
+    let valued = valued.filter(|arg| arg.get_action().takes_values() && !has_own(arg) && arg.get_id() != "watch");
+    let names = |arg: &Arg| {
+        let short = arg.get_short().filter(|short| *short != 'n').map(|short| format!("-{short}"));
+        [arg.get_long().map(|long| format!("--{long}")), short].into_iter().flatten().collect::<Vec<_>>()
+    };
+    valued.flat_map(names).collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" | ")
+}
+
+fn is_choice(arg: &Arg) -> bool {
+    CHOICES.iter().any(|(id, _)| arg.get_id() == id)
 }

@@ -19,11 +19,11 @@ _dlock_live() {
         --name) found="$(dlock words names "${where[@]}" 2>/dev/null)" ;;
         -b | --backend) found="$(dlock words profiles 2>/dev/null)" ;;
         @CHOICES@
-        --connect-timeout | --config | --token | --reason) _dlock "$@"; return ;;
+        @VALUED@) _dlock "$@"; return ;;
         *)
             case "${words[1]},$value" in
                 *,-*) _dlock "$@"; return ;;
-                status,* | force-release,*)
+                status,* | history,* | check,* | forget,* | force-release,* | run,* | acquire,* | renew,* | release,*)
                     ((last > 1)) && found="$(dlock words names "${where[@]}" 2>/dev/null)" || { _dlock "$@"; return; } ;;
                 *) _dlock "$@"; return ;;
             esac ;;

@@ -11,10 +11,8 @@ function __fish_dlock_names
     end
     dlock words names $where 2>/dev/null
 end
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l name -x -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -f -a '(__fish_dlock_names)'
-complete -c dlock -n "__fish_dlock_using_subcommand force-release" -f -a '(__fish_dlock_names)'
+for verb in run acquire renew release status history check forget force-release
+    complete -c dlock -n "__fish_dlock_using_subcommand $verb" -l name -x -a '(__fish_dlock_names)'
+    complete -c dlock -n "__fish_dlock_using_subcommand $verb; and not contains -- -- (commandline -opc)" -f -a '(__fish_dlock_names)'
+end
 complete -c dlock -s b -l backend -x -a '(dlock words profiles 2>/dev/null)'

@@ -2,9 +2,9 @@
 
 mod again;
 pub mod ancestry;
-mod course;
-mod holding;
-mod waiting;
+mod result;
+mod supervise;
+mod wait;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +16,25 @@ use crate::clock::{self, Instant};
 use crate::config::{Job, Wait};
 use crate::events::{self, MainEvent, Signals};
 use crate::exit::{Exit, Fault};
-use crate::guardian::{Guardian, GuardianOptions, Plan, Terminal};
+use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan, Terminal};
 use crate::keeper::{Keeper, KeeperConfig, KeeperEvent};
-use crate::lock::{Deadlines, Holder, Identity};
+use crate::lock::{Deadlines, Holder, Identity, Revocation};
 use crate::metrics::{self, Tally};
+use crate::notify::{self, Notify};
 use crate::report::{Event, Voice};
-use course::Course;
-use waiting::Waited;
+use result::{Begun, RunResult};
+use wait::Waited;
 
 /// After this it is left to the lease to run out.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
 pub fn run(job: Job, voice: Voice) -> Result<Exit> {
+    let voice = with_hooks(&job, voice)?;
+    let hooks = voice.clone();
+    one_round(job, voice).inspect_err(|error| hooks.call_for(error))
+}
+
+fn one_round(job: Job, voice: Voice) -> Result<Exit> {
     let mut run = Run::prepare(job, voice)?;
     let exit = match run.wait_for_lock() {
         Ok(Waited::Granted(lease, deadlines)) => run.under_lock(&lease, deadlines),
@@ -40,22 +47,47 @@ pub fn run(job: Job, voice: Voice) -> Result<Exit> {
     if let Some(terminal) = &run.terminal {
         terminal.take_back();
     }
-    if run.stands_again(&exit) { again::stand(run) } else { exit }
+    if run.stands_again(&exit) {
+        if let Err(error) = &exit {
+            run.voice.error(error);
+        }
+        return again::stand(run);
+    }
+    run.notify.stopping();
+    exit
+}
+
+/// The first process to be forked: what comes later must know that hooks are not the command's. A dlock inside of a hook
+/// has none, or there would be no end of them.
+fn with_hooks(job: &Job, voice: Voice) -> Result<Voice> {
+    match &job.on_event {
+        Some(command) if std::env::var_os(EVENT).is_none() => {
+            let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
+            Ok(voice.calling(hooks))
+        }
+        _ => Ok(voice),
+    }
 }
 
 /// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
 pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
+    let voice = with_hooks(&job, voice)?;
+    let hooks = voice.clone();
+    taken(job, voice).inspect_err(|error| hooks.call_for(error))
+}
+
+fn taken(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
-            let until = lease.term.from + run.job.terms.ttl;
-            run.keeper.release(Ending { last_run: None, hold_until: Some(until) });
+            let until = lease.grant.from + run.job.timing.ttl;
+            run.keeper.release(Ending { last_run: None, keep: run.job.history, hold_until: Some(until) });
             match run.released()? {
                 Released::Done => {
                     run.guardian.linger(&lease, until);
                     Ok(Ok(lease))
                 }
-                Released::NotOurs | Released::Taken(_) => Ok(Err(Exit::LOST)),
+                Released::NotOurs | Released::ForceReleased(_) => Ok(Err(Exit::LOST)),
             }
         }
         Waited::Nested(_) => Err(Fault::Internal.because("acquire is never reentrant")),
@@ -76,6 +108,7 @@ struct Run {
     guardian: Guardian,
     keeper: Keeper,
     tally: Tally,
+    notify: Notify,
     /// Somebody wants this to end, the command and us.
     told_to_stop: bool,
 }
@@ -83,8 +116,12 @@ struct Run {
 impl Run {
     /// Signals first, then the guardian, and only then what may make a thread.
     fn prepare(job: Job, voice: Voice) -> Result<Run> {
+        if let Some(path) = &job.metrics_file {
+            metrics::refuse_foreign(path)?;
+        }
         let words: Vec<_> = job.argv.iter().map(|word| word.to_string_lossy()).collect();
-        let who = Identity::of_this_process(&words.join(" "))?;
+        let mut who = Identity::of_this_process(&words.join(" "))?;
+        who.note.clone_from(&job.note);
         let signals = Signals::catch()?;
         let terminal = Terminal::in_foreground();
         let group = terminal.as_ref().map(Terminal::group);
@@ -104,50 +141,55 @@ impl Run {
             name: job.name.clone(),
             who: who.clone(),
             mode: job.mode,
-            ttl: job.terms.ttl,
+            ttl: job.timing.ttl,
             queue: job.wait != Wait::Never,
             once: job.once.clone(),
         };
         let ancestors = ancestry::owners_of(&job.name);
-        let config = KeeperConfig { ask, ancestors, terms: job.terms, patience: job.service.patience };
+        let config = KeeperConfig { ask, ancestors, timing: job.timing, patience: job.service.patience };
         let (address, patience) = (job.service.address.clone(), job.service.patience);
         let deadlines = guardian.deadline_link();
         let keeper =
             Keeper::begin(config, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
-        let (tally, told_to_stop) = (Tally::default(), false);
-        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, told_to_stop })
+        let (tally, notify, told_to_stop) = (Tally::default(), Notify::from_environment(), false);
+        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop })
     }
 
     fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
-        let (granted, started_at) = (lease.term.from, clock::wall());
-        if lease.term.ttl < self.job.terms.ttl {
-            let shorter = Event::ShorterTtl { granted: lease.term.ttl, asked: self.job.terms.ttl };
+        let granted = lease.grant.from;
+        let begun = Begun { at: clock::wall(), since: clock::now(), waited: self.tally.waited };
+        if lease.grant.ttl < self.job.timing.ttl {
+            let shorter = Event::ShorterTtl { granted: lease.grant.ttl, asked: self.job.timing.ttl };
             self.voice.tell(&self.job.name, &shorter);
         }
         if let Err(error) = self.guardian.start(lease, deadlines, self.variables(lease)) {
             self.give_up()?;
             return Err(error);
         }
+        self.tally.since = Some(begun.at);
+        self.tell_start(lease, &begun);
         let mut deadlines = Some(deadlines);
-        let course = self.supervise(&mut deadlines)?;
-        let last_run = course.last_run(lease, &self.who, started_at, self.job.once.clone());
+        let result = self.supervise(&mut deadlines)?;
+        let duration = begun.since.elapsed();
+        let last_run = result.last_run(lease, &self.who, &begun, self.job.once.clone());
         let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
-        let hold_until = held_on.filter(|_| course.came_to_its_end());
+        let hold_until = held_on.filter(|_| result.came_to_its_end());
         // Before anything else: somebody may be waiting for it.
-        self.keeper.release(Ending { last_run: Some(last_run), hold_until });
+        self.keeper.release(Ending { last_run: Some(last_run), keep: self.job.history, hold_until });
         // What we let go of in time needs nobody else to do it.
         let end = deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
         let ends_us = end.filter(|_| hold_until.is_none()).and_then(|end| self.guardian.retire_early(lease, end));
         self.tally.held = granted.elapsed();
-        self.tally.judge(&course);
-        let released = self.see_released(&course)?;
+        self.tally.judge(&result, duration);
+        let event = Event::Released { token: lease.token, exit_code: result.exit().code(), duration };
+        let released = self.see_released(&result, event)?;
         drop(ends_us);
         if let Some(until) = hold_until {
             self.guardian.linger(lease, until);
         }
         match released {
-            Released::Done => Ok(course.exit()),
-            Released::NotOurs | Released::Taken(_) => Ok(Exit::LOST),
+            Released::Done => Ok(result.exit()),
+            Released::NotOurs | Released::ForceReleased(_) => Ok(Exit::LOST),
         }
     }
 
@@ -157,20 +199,27 @@ impl Run {
         variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
         let slot = outer.slot.or(self.job.numbered.then_some(0));
         variables.extend(slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
+        variables.insert(notify::VARIABLE.to_owned(), String::new());
         self.guardian.start_without_lease(variables)?;
-        let course = self.supervise(&mut None)?;
-        Ok(course.exit())
+        let name = &self.job.name;
+        self.notify.ready(|| format!("runs under the lock {name} of the run around it"));
+        let result = self.supervise(&mut None)?;
+        Ok(result.exit())
     }
 
     /// Whatever the answer, the command has ended: a release that fails only leaves the lease to run out.
-    fn see_released(&mut self, course: &Course) -> Result<Released> {
+    fn see_released(&mut self, result: &RunResult, done: Event) -> Result<Released> {
         let released = self.released();
+        let revocation;
         let event = match &released {
-            Ok(Released::Taken(reason)) if course.reason.is_none() => Event::Taken { reason },
-            Ok(Released::Taken(_)) => return Ok(Released::NotOurs),
-            Ok(Released::NotOurs) if course.is_lost() => return Ok(Released::NotOurs),
+            Ok(Released::ForceReleased(reason)) if result.revocation.is_none() => {
+                revocation = Revocation::parse(reason);
+                Event::ForceReleased { by: &revocation }
+            }
+            Ok(Released::ForceReleased(_)) => return Ok(Released::NotOurs),
+            Ok(Released::NotOurs) if result.is_lost() => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) => Event::Lost { why: "it was not ours any more when the command had ended" },
-            Ok(Released::Done) => Event::Released,
+            Ok(Released::Done) => done,
             Err(error) if error.root_cause().is::<Unrecorded>() => {
                 Event::Unrecorded { what: &error.root_cause().to_string() }
             }
@@ -192,9 +241,19 @@ impl Run {
         }
     }
 
+    /// The command runs: says so to whoever wants to know.
+    fn tell_start(&mut self, lease: &Lease, begun: &Begun) {
+        let (name, token, since) = (&lease.name, lease.token, humantime::format_rfc3339_seconds(begun.at));
+        self.notify.ready(|| format!("holds {name} since {since} with fencing token {token}"));
+        if let Some(path) = &self.job.metrics_file {
+            // What fails now is tried again at the end, and told then.
+            self.tally.start_counted = metrics::count_start(path, name, &self.tally).is_ok();
+        }
+    }
+
     fn count(&mut self) {
         if let Some(path) = &self.job.metrics_file
-            && let Err(error) = metrics::add(path, &self.job.name, &self.tally)
+            && let Err(error) = metrics::count_end(path, &self.job.name, &self.tally)
         {
             self.voice.tell(&self.job.name, &Event::MetricsFailed { why: &format!("{error:#}") });
         }
@@ -222,6 +281,7 @@ impl Run {
             ("DLOCK_FENCING_TOKEN".into(), lease.token.to_string()),
             ("DLOCK_SLOT".into(), slot),
             (again::VARIABLE.into(), String::new()),
+            (notify::VARIABLE.into(), String::new()),
         ]);
         variables.extend(ancestry::with(&lease.name, &lease.owner));
         variables

@@ -1,125 +1,76 @@
-//! Locks as a table. Its columns are laid out by the first page and stay where they are for all that follow; what does
-//! not fit into its column moves the rest of its line, and is never broken. The last column takes the room that is left,
-//! and is cut off where a terminal ends; a narrow one does without some of the others.
+//! Locks as a table: one line for each holder, or for a lock that nobody holds.
 
 use std::time::Duration;
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use crate::commands::table::{Cell, Layout, Paint, Row, Screen, Table};
+use crate::lock::{Holder, LastRun, LockState, State};
+use crate::report::{brief, escape, how_it_ended, since, whose};
 
-use crate::clock;
-use crate::lock::{Holder, LastRun, LockState, Outcome, State};
-use crate::report::{escape, whole_seconds};
-
-const HEAD: [&str; 8] = ["NAME", "STATE", "TOKEN", "HELD FOR", "EXPIRES IN", "WAITERS", "LAST RUN", "HOLDER"];
+const COLUMNS: usize = 8;
+const WAITERS: usize = 3;
 const LAST_RUN: usize = 6;
 const HOLDER: usize = 7;
-/// What a narrow terminal does without, the first of them first. A free lock then shows its last run as its holder.
-const DISPENSABLE: [usize; 4] = [LAST_RUN, 4, 5, 3];
-/// The least that is worth reading of a holder.
-const ENOUGH: usize = 24;
-const GAP: usize = 2;
+/// A free lock shows its last run as its holder where there is no room for both.
+static LAYOUT: Layout<COLUMNS> = Layout {
+    heads: ["NAME", "STATE", "HELD FOR", "WAITERS", "TOKEN", "EXPIRES IN", "LAST RUN", "HOLDER"],
+    dispensable: &[LAST_RUN, 5, 4, WAITERS, 2],
+};
 
-type Row = [String; 8];
-
-pub struct Table {
-    /// Of the terminal; some do not know their own, and say 0.
-    room: Option<usize>,
-    /// `None` for a column that is left out.
-    widths: [Option<usize>; 8],
+pub struct LockTable {
+    screen: Screen,
+    /// Laid out by the first locks.
+    table: Option<Table<COLUMNS>>,
 }
 
-impl Table {
+impl LockTable {
+    pub fn new(screen: Screen) -> LockTable {
+        LockTable { screen, table: None }
+    }
+
     /// These locks, below a head if they are the first.
-    pub fn of(table: &mut Option<Table>, states: &[LockState]) -> String {
-        let rows: Vec<Row> = states.iter().flat_map(rows).collect();
-        let head = table.is_none().then(|| HEAD.map(str::to_owned));
-        let table = table.get_or_insert_with(|| Table::for_rows(&rows, terminal_width()));
-        head.iter().chain(&rows).map(|row| table.line(row)).collect()
-    }
-
-    fn for_rows(rows: &[Row], room: Option<usize>) -> Table {
-        let widest = |n: usize| rows.iter().map(|row| row[n].width()).chain([HEAD[n].len()]).max();
-        let mut widths = std::array::from_fn(widest);
-        for dispensable in DISPENSABLE {
-            let holder = widths[HOLDER].map(|width: usize| width.min(ENOUGH));
-            let others: usize = widths[..HOLDER].iter().flatten().map(|width| width + GAP).sum();
-            if room.is_some_and(|room| others + holder.unwrap_or_default() > room) {
-                widths[dispensable] = None;
+    pub fn of(&mut self, states: &[LockState]) -> String {
+        let rows: Vec<_> = states.iter().flat_map(rows).collect();
+        let is_first = self.table.is_none();
+        let table = self.table.get_or_insert_with(|| Table::for_rows(&LAYOUT, &rows, self.screen));
+        let mut text = if is_first { table.head() } else { String::new() };
+        for mut row in rows {
+            if !table.shows(LAST_RUN) && row[HOLDER].text == "-" && row[LAST_RUN].text != "-" {
+                let last = &row[LAST_RUN].text;
+                let last = if last == NEVER { NEVER.to_owned() } else { format!("last run: {last}") };
+                row[HOLDER] = last.into();
             }
+            text += &table.line(&row);
         }
-        Table { room, widths }
-    }
-
-    fn line(&self, row: &Row) -> String {
-        let mut line = String::new();
-        for (cell, width) in row[..HOLDER].iter().zip(self.widths) {
-            if let Some(width) = width {
-                line += cell;
-                line.extend(std::iter::repeat_n(' ', width.saturating_sub(cell.width()) + GAP));
-            }
-        }
-        let unseen = self.widths[LAST_RUN].is_none() && row[HOLDER] == "-" && row[LAST_RUN] != "-";
-        let holder = if unseen { format!("last run: {}", row[LAST_RUN]) } else { row[HOLDER].clone() };
-        line += &match self.room {
-            Some(room) => clipped(&holder, room.saturating_sub(line.width())),
-            None => holder,
-        };
-        line.truncate(line.trim_end().len());
-        line + "\n"
+        text
     }
 }
 
-fn terminal_width() -> Option<usize> {
-    const NARROWEST: u16 = 40;
-    let (width, _) = terminal_size::terminal_size_of(std::io::stdout())?;
-    Some(usize::from(width.0)).filter(|_| width.0 >= NARROWEST)
+/// What is shown of a name that nobody ever used, or whose runs were forgotten.
+pub const NEVER: &str = "no run on record";
+
+/// Held locks first, those that are held longest before the others.
+pub fn sort(states: &mut [LockState]) {
+    states.sort_by_key(|state| (state.state == State::Free, state.held_since(), state.name.clone()));
 }
 
-fn clipped(text: &str, room: usize) -> String {
-    if text.width() <= room {
-        return text.to_owned();
-    }
-    let mut used = 1;
-    let fits = |c: &char| {
-        used += c.width().unwrap_or_default();
-        used <= room
-    };
-    let start: String = text.chars().take_while(fits).collect();
-    start + "…"
+/// Held for more than twice as long as any run on record, and for more than a minute.
+pub fn is_held_long(state: &LockState) -> bool {
+    let Some(longest) = state.runs().filter_map(LastRun::duration).max() else { return false };
+    state.held_since().is_some_and(|at| since(at) > (longest * 2).max(Duration::from_secs(60)))
 }
 
-/// One for each holder; only the first says what is true of all.
-fn rows(state: &LockState) -> Vec<Row> {
-    let last_run = state.last_run.as_ref().map_or_else(|| "-".into(), last_run);
-    let mut rows: Vec<Row> = state.holders.iter().map(|holder| row("", String::new(), Some(holder))).collect();
-    if rows.is_empty() {
-        rows.push(row("", String::new(), None));
+/// The colour of a lock's state.
+pub fn paint(state: &LockState) -> Paint {
+    match state.state {
+        State::Free => Paint::Plain,
+        State::Revoked => Paint::Bad,
+        State::Held if is_held_long(state) => Paint::Odd,
+        State::Held => Paint::Good,
     }
-    let common = [(0, state.name.to_string()), (1, word(state)), (5, state.waiters.len().to_string())];
-    for (n, cell) in common.into_iter().chain([(LAST_RUN, last_run)]) {
-        rows[0][n] = cell;
-    }
-    rows
-}
-
-fn row(name: &str, state: String, holder: Option<&Holder>) -> Row {
-    let dash = || "-".to_owned();
-    let span = |span: Option<Duration>| span.map_or_else(dash, brief);
-    let age = holder.and_then(|holder| holder.acquired_at).and_then(|at| clock::wall().duration_since(at).ok());
-    [
-        name.to_owned(),
-        state,
-        holder.and_then(|holder| holder.fencing_token).map_or_else(dash, |token| token.to_string()),
-        span(age),
-        span(holder.and_then(|holder| holder.expires_in)),
-        String::new(),
-        String::new(),
-        holder.map_or_else(dash, |holder| escape(who(holder))),
-    ]
 }
 
 /// `held`; or `held 2/3`, where that is what so many of the nodes say.
-fn word(state: &LockState) -> String {
+pub fn word(state: &LockState) -> String {
     let word = match state.state {
         State::Free => "free",
         State::Held => "held",
@@ -131,70 +82,110 @@ fn word(state: &LockState) -> String {
     }
 }
 
-/// `root@web1:4242 ./report.sh`, as far as it is known.
+/// One for each holder; only the first says what is true of all.
+fn rows(state: &LockState) -> Vec<Row<COLUMNS>> {
+    let mut rows: Vec<_> = state.holders.iter().map(|holder| row(Some(holder))).collect();
+    if rows.is_empty() {
+        rows.push(row(None));
+    }
+    let paint = paint(state);
+    rows[0][0] = state.name.to_string().into();
+    rows[0][1] = Cell { text: word(state), paint };
+    rows[0][2].paint = paint;
+    rows[0][WAITERS] = state.waiters.len().to_string().into();
+    rows[0][LAST_RUN] = match &state.last_run {
+        Some(run) => last_run(run).into(),
+        None if state.holders.is_empty() && state.waiters.is_empty() => NEVER.into(),
+        None => "-".into(),
+    };
+    rows
+}
+
+fn row(holder: Option<&Holder>) -> Row<COLUMNS> {
+    let dash = || "-".to_owned();
+    let of = |text: Option<String>| Cell::from(text.unwrap_or_else(dash));
+    [
+        Cell::default(),
+        Cell::default(),
+        of(holder.and_then(|holder| holder.acquired_at).map(|at| brief(since(at)))),
+        Cell::default(),
+        of(holder.and_then(|holder| holder.fencing_token).map(|token| token.to_string())),
+        of(holder.and_then(|holder| holder.expires_in).map(brief)),
+        Cell::default(),
+        of(holder.map(|holder| escape(who(holder)))),
+    ]
+}
+
+/// `root@web1:4242 ./report.sh "maintenance"`, as far as it is known.
 fn who(holder: &Holder) -> String {
-    let user = holder.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
-    let host = holder.host.as_deref().or(holder.owner.as_deref()).unwrap_or("?");
-    let pid = holder.pid.map(|pid| format!(":{pid}")).unwrap_or_default();
+    let host = holder.host.as_deref().or(holder.owner.as_deref());
     let slot = holder.slot.map(|slot| format!("[{slot}] ")).unwrap_or_default();
-    format!("{slot}{user}{host}{pid} {}", holder.command.as_deref().unwrap_or("(not dlock)"))
+    let note = holder.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
+    let command = holder.command.as_deref().unwrap_or("(not dlock)");
+    format!("{slot}{} {command}{note}", whose(holder.user.as_deref(), host, holder.pid))
 }
 
 fn last_run(run: &LastRun) -> String {
-    let how = match (run.outcome, run.exit_code) {
-        (Outcome::Exited, Some(code)) => format!("exit {code}"),
-        (Outcome::Signaled, Some(code)) => format!("signal {}", code.saturating_sub(128)),
-        (Outcome::TimedOut, _) => "timed out".into(),
-        (Outcome::Lost, _) => "lost".into(),
-        (_, None) => "ended".into(),
-    };
     let when = run.ended_at.unwrap_or(run.started_at);
-    let ago = clock::wall().duration_since(when).map_or_else(|_| String::new(), |ago| format!(", {} ago", brief(ago)));
-    escape(format!("{how}{ago}"))
-}
-
-/// The two greatest units say enough.
-fn brief(span: Duration) -> String {
-    whole_seconds(span).split(' ').take(2).collect::<Vec<_>>().join(" ")
+    format!("{}, {} ago", how_it_ended(run), brief(since(when)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
+    use crate::clock;
 
-    fn cells(name: &str, token: &str, last_run: &str, holder: &str) -> Row {
-        [name, "held", token, "3m 12s", "29s", "1", last_run, holder].map(str::to_owned)
+    fn screen(width: usize) -> Screen {
+        Screen { width: Some(width), height: None, color: false, strict: false }
+    }
+
+    fn held(name: &str, ago: u64) -> LockState {
+        let holder = Holder {
+            host: Some("web1.example.com".into()),
+            user: Some("root".into()),
+            pid: Some(4242),
+            command: Some("./report.sh --all".into()),
+            note: Some("maintenance".into()),
+            acquired_at: Some(clock::wall() - Duration::from_secs(ago)),
+            ..Holder::default()
+        };
+        LockState { state: State::Held, holders: vec![holder], ..free(name) }
+    }
+
+    fn free(name: &str) -> LockState {
+        LockState::free(name.parse().unwrap(), "file")
+    }
+
+    fn run(seconds: u64) -> LastRun {
+        let mut run = LastRun::vanished(&Holder::default());
+        run.started_at = SystemTime::UNIX_EPOCH;
+        run.duration_ms = Some(seconds * 1000);
+        run
     }
 
     #[test]
-    fn a_narrow_terminal_cuts_off_the_holder_and_breaks_no_name_or_token() {
-        let holder = format!("root@web1:4242 ./report.sh {}", "--an-option ".repeat(10));
-        let row = cells("nightly-report-of-the-sales", "1794882121234567", "exit 0, 3h ago", &holder);
-        for room in [60, 80, 120, 300] {
-            let table = Table::for_rows(std::slice::from_ref(&row), Some(room));
-            let line = table.line(&row);
-            assert!(line.trim_end().width() <= room && line.lines().count() == 1, "{line}");
-            assert!(line.starts_with("nightly-report-of-the-sales  held   1794882121234567  "), "{line}");
-            assert!(room < 80 || line.contains("root@web1:4242 ./rep"), "{line}");
+    fn the_columns_that_matter_stay_longest() {
+        let states = [held("nightly-report", 192), free("other")];
+        for (width, heads) in [
+            (60, &["NAME", "STATE", "HELD FOR", "HOLDER"][..]),
+            (80, &["NAME", "STATE", "HELD FOR", "WAITERS", "TOKEN", "HOLDER"]),
+            (200, &LAYOUT.heads),
+        ] {
+            let text = LockTable::new(screen(width)).of(&states);
+            let head = text.lines().next().unwrap();
+            let shown: Vec<_> = LAYOUT.heads.iter().filter(|one| head.contains(*one)).collect();
+            assert_eq!(shown, heads.iter().collect::<Vec<_>>(), "{text}");
+            assert!(text.contains("3m 12s") && text.contains("root@web1.ex") && text.contains(NEVER), "{text}");
         }
-        let piped = Table::for_rows(std::slice::from_ref(&row), None).line(&row);
-        assert!(piped.trim_end().ends_with(holder.trim_end()), "{piped}");
-    }
-
-    #[test]
-    fn a_free_lock_shows_its_last_run_where_there_is_no_room_for_both() {
-        let free = cells("a", "-", "exit 0, 3h ago", "-");
-        let held = cells("b", "1794882121234567", "exit 0, 3h ago", &"x".repeat(50));
-        let table = Table::for_rows(&[free.clone(), held], Some(80));
-        assert!(table.line(&free).contains("last run: exit 0, 3h ago"), "{}", table.line(&free));
     }
 
     #[test]
     fn what_is_wider_than_the_first_page_moves_its_own_line_only() {
-        let (mut table, name) = (None, "long-".repeat(30));
-        let state = |name: &str| LockState::free(name.parse().unwrap(), "file");
-        let first = Table::of(&mut table, &[state("a")]);
-        let second = Table::of(&mut table, &[state(&name), state("b")]);
+        let (mut table, name) = (LockTable::new(Screen { width: None, ..screen(0) }), "long-".repeat(30));
+        let first = table.of(&[free("a")]);
+        let second = table.of(&[free(&name), free("b")]);
         let column = |line: &str| line.find("free").or(line.find("STATE"));
         let columns: Vec<_> = first.lines().chain(second.lines()).map(column).collect();
         assert_eq!(columns, [Some(6), Some(6), Some(name.len() + 2), Some(6)], "{first}{second}");
@@ -202,10 +193,18 @@ mod tests {
     }
 
     #[test]
-    fn wide_characters_are_counted_as_wide() {
-        assert_eq!(clipped("東京東京", 5), "東京…");
-        assert_eq!(clipped("abcdef", 5), "abcd…");
-        assert_eq!(clipped("abcde", 5), "abcde");
-        assert_eq!(clipped("abc", 0), "…");
+    fn held_locks_come_first_and_the_longest_held_of_them_first() {
+        let mut states = [free("b"), held("new", 1), free("a"), held("old", 100)];
+        sort(&mut states);
+        assert_eq!(states.map(|state| state.name.to_string()), ["old", "new", "a", "b"]);
+    }
+
+    #[test]
+    fn twice_as_long_as_ever_before_is_long() {
+        let usual = |seconds| LockState { last_run: Some(run(100)), ..held("x", seconds) };
+        assert!(!is_held_long(&usual(190)) && is_held_long(&usual(210)));
+        let outlier = LockState { earlier: vec![run(500)], ..usual(210) };
+        assert!(!is_held_long(&outlier) && !is_held_long(&held("x", 1_000_000)));
+        assert_eq!([paint(&usual(210)), paint(&usual(1)), paint(&free("x"))], [Paint::Odd, Paint::Good, Paint::Plain]);
     }
 }

@@ -14,7 +14,7 @@ use crate::backend::{
 };
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Holder, LockName, LockState, OwnerId, Term, Token};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Token};
 
 /// What the next call of a verb meets.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,7 @@ pub enum Call {
     Acquire,
     Withdraw,
     Renew,
+    NoteStart,
     Release,
 }
 
@@ -49,11 +50,13 @@ pub struct Scripted {
     script: VecDeque<Act>,
     pub calls: Arc<Mutex<Vec<Call>>>,
     ttl: Duration,
+    /// How often a start cannot be noted before it can.
+    pub unnoted: u32,
 }
 
 impl Scripted {
     pub fn new(ttl: Duration, script: &[Act]) -> Scripted {
-        Scripted { script: script.iter().copied().collect(), calls: Arc::default(), ttl }
+        Scripted { script: script.iter().copied().collect(), calls: Arc::default(), ttl, unnoted: 0 }
     }
 
     async fn play(&mut self, call: Call) -> Result<Act> {
@@ -70,21 +73,21 @@ impl Scripted {
         Ok(act)
     }
 
-    fn term(&self, from: clock::Instant) -> Term {
-        Term { from, ttl: self.ttl, slack: Duration::ZERO }
+    fn grant(&self, from: clock::Instant) -> Grant {
+        Grant { from, ttl: self.ttl, slack: Duration::ZERO }
     }
 }
 
 #[async_trait(?Send)]
 impl Backend for Scripted {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let mut term = self.term(clock::now());
+        let mut grant = self.grant(clock::now());
         match self.play(Call::Acquire).await? {
             Act::Busy => {
                 let ask_again = clock::now() + Duration::from_secs(1);
                 return Ok(Attempt::Busy(Busy { holder: None, ahead: None, ask_again }));
             }
-            Act::Brief(ttl) => term.ttl = ttl,
+            Act::Brief(ttl) => grant.ttl = ttl,
             _ => {}
         }
         Ok(Attempt::Granted(Lease {
@@ -92,7 +95,7 @@ impl Backend for Scripted {
             owner: ask.who.owner.clone(),
             token: Token(1),
             slot: None,
-            term,
+            grant,
             descriptors: Vec::new(),
         }))
     }
@@ -111,15 +114,26 @@ impl Backend for Scripted {
         Ok(match self.play(Call::Renew).await? {
             Act::Lose => Renewal::Lost("somebody else has it".into()),
             Act::Revoke => Renewal::Revoked("because".into()),
-            Act::Take => Renewal::Taken("because".into()),
-            _ => Renewal::Held(self.term(from)),
+            Act::Take => Renewal::ForceReleased("because".into()),
+            _ => Renewal::Held(self.grant(from)),
         })
+    }
+
+    async fn note_start(&mut self, _lease: &Lease) -> Result<()> {
+        self.calls.lock().unwrap().push(Call::NoteStart);
+        match self.unnoted.checked_sub(1) {
+            None => Ok(()),
+            Some(left) => {
+                self.unnoted = left;
+                Err(Fault::Unreachable.because("connection refused"))
+            }
+        }
     }
 
     async fn release(&mut self, _lease: &Lease, _ending: &Ending) -> Result<Released> {
         Ok(match self.play(Call::Release).await? {
             Act::Lose => Released::NotOurs,
-            Act::Take => Released::Taken("because".into()),
+            Act::Take => Released::ForceReleased("because".into()),
             _ => Released::Done,
         })
     }

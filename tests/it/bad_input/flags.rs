@@ -60,11 +60,11 @@ fn call(verb: &str, without: &str, more: &[OsString]) -> Dlock {
         "run" => (&["--name=x"], &[], true),
         "acquire" => (&["--name=x"], &[], false),
         "renew" | "release" => (&["--name=x", "--owner=h.1.a"], &[], false),
-        "status" | "force-release" => (&[], &["x"], false),
+        "status" | "force-release" | "history" | "forget" | "check" => (&[], &["x"], false),
         "fence" => (&["--token=1"], &["/dev/shm/nothing"], true),
         "completions" => (&[], &["bash"], false),
         "words" => (&[], &["names"], false),
-        "doctor" | "man" => (&[], &[], false),
+        "doctor" | "man" | "help" => (&[], &[], false),
         other => panic!("no row says how to call {other}"),
     };
     let flags = flags.iter().filter(|flag| !flag.starts_with(&format!("--{without}=")));
@@ -90,11 +90,13 @@ fn every_flag_refuses_nonsense() {
                 refuse(&[bare.clone(), bare], USAGE);
                 continue;
             }
-            let (code, values) = row(&name).refused();
+            // Where several locks may be named, a pattern is one of the names.
+            let kind = if name == "name" && ["status", "check"].contains(&verb.as_str()) { "names" } else { &name };
+            let (code, values) = row(kind).refused();
             for value in &values {
                 refuse(&[with_value(&name, value)], code);
             }
-            if let Row::Refused(code, _) = row(&name) {
+            if let Row::Refused(code, _) = row(kind) {
                 // A path need not be UTF-8, and is not found; all else must be.
                 refuse(&[with_value(&name, &not_utf8())], if name == "config" { code } else { USAGE });
             }
@@ -120,7 +122,6 @@ fn every_argument_refuses_nonsense() {
         };
         let positionals = positionals(&help(&[&verb]));
         for name in &positionals {
-            let name = if name == "names" { "name" } else { name };
             let (code, values) = row(name).refused();
             for value in values {
                 refuse(&[value], code);
@@ -184,4 +185,38 @@ fn a_command_without_dashes_before_it_is_told_where_they_go() {
         Dlock::new().args(words).ended().expect(USAGE).saying("put -- before the command: -- echo");
     }
     Dlock::new().args(["run", "--name", "x", "--nmae"]).ended().expect(USAGE).saying("'--nmae'");
+    for (words, says) in [
+        (&["run", "x", "./job.sh"][..], "put -- before the command: -- ./job.sh"),
+        (&["run", "./job.sh"], "dlock run --name NAME -- ./job.sh"),
+        (&["run", "status"], "did you mean dlock status?"),
+        (&["nightly", "--", "./job.sh"], "dlock run --name nightly -- CMD"),
+        (&["release", "x", "y"], "unexpected argument \"y\""),
+        (&["acquire"], "--name NAME"),
+        (&["stauts"], "'status'"),
+        (&["help", "stauts"], "'status'"),
+    ] {
+        Dlock::new().args(words).ended().expect(USAGE).saying(says);
+    }
+}
+
+/// The name is a flag or a word, for every verb that takes one.
+#[test]
+fn names_go_anywhere() {
+    let bed = FileBed::new();
+    let says = |args: &[&str]| bed.dlock().args(args).ended().expect(0).silently().stdout;
+    assert_eq!(says(&["run", "x", "--", "echo", "hi"]), "hi\n");
+    assert_eq!(says(&["run", "--ttl", "9s", "x", "-c", "echo $DLOCK_NAME"]), "x\n");
+    for verbs in [&["x"][..], &["--name", "x"]] {
+        let json = |verb: &[&str]| says(&[verb, verbs].concat());
+        let acquired: serde_json::Value = serde_json::from_str(&json(&["acquire", "--json"])).unwrap();
+        let owner = acquired["owner"].as_str().unwrap();
+        json(&["renew", "--owner", owner]);
+        json(&["release", "--owner", owner]);
+        for verb in ["status", "history", "check"] {
+            assert!(json(&[verb]).contains("exit 0"), "{verb} {verbs:?}");
+        }
+        assert_eq!(json(&["force-release"]), "x: nobody holds it\n");
+    }
+    assert_eq!(says(&["help", "run"]), says(&["run", "--help"]));
+    assert_eq!(says(&["help"]), says(&["--help"]));
 }

@@ -37,8 +37,8 @@ fn every_variable_refuses_nonsense() {
                 expect_refusal(redis(&not_utf8()), &[CONFIG], &variable);
                 continue;
             }
-            // Told by dlock to its command, over whatever stands there.
-            "name" | "slot" | "held" => {
+            // Told by dlock to its command or hook, over whatever stands there.
+            "name" | "slot" | "held" | "event" => {
                 for value in ["", "=", "x=y z", "\u{1b}"].map(OsString::from).into_iter().chain([not_utf8()]) {
                     assert_eq!(run(&value).ended().expect(0).silently().stdout, "started\n");
                 }

@@ -125,6 +125,8 @@ fn wrong_values(kind: &str, parameter: &str) -> &'static [&'static str] {
         ("postgres", "prefix") => &["", "a-b", "1a", "%22", "abcdefghijklmnopqrstuvwxyzabcdefgh"],
         ("postgres", "tls-ca" | "sslrootcert") => &["/nonexistent&sslmode=verify-full", "/dev&sslmode=verify-full"],
         (_, "tls-ca" | "tls-cert" | "tls-key" | "sslcert" | "sslkey") => &["/nonexistent", "/dev", "/dev/null"],
+        ("redis+sentinel", "sentinel-password-file") => &["", "/nonexistent", "/dev"],
+        (_, "sentinel-password-file") => &[],
         (_, "password-file") => &["", "/nonexistent", "/dev"],
         ("redis+unix", "db") => &["x", "-1", "1.5"],
         (_, "db") => &["", "0"],
@@ -132,17 +134,22 @@ fn wrong_values(kind: &str, parameter: &str) -> &'static [&'static str] {
         (_, "recipe") => &["", "x", "Curator"],
         (_, "port") => &["x", "0", "-1", "65536", "1,2"],
         (_, "sslmode") => &["x", "VERIFY-FULL", "require%20"],
-        (_, "connect_timeout") => &["", "x", "-1", "1.5"],
+        // An empty one is none, as for libpq.
+        (_, "connect_timeout") => &["x", "1.5"],
         (_, "target_session_attrs") => &["", "x", "standby"],
         (_, "channel_binding") => &["", "x", "require"],
         (_, "gssencmode") => &["", "x", "require"],
         (_, "client_encoding") => &[""],
         (_, "hostaddr") => &["x", "127.0.0.1,127.0.0.1"],
         (_, "keepalives" | "keepalives_idle" | "keepalives_interval" | "keepalives_count" | "tcp_user_timeout") => {
-            &["", "x", "-1", "1.5"]
+            &["x", "1.5"]
         }
         (_, "listen") => &["", "x"],
-        (_, "username" | "password" | "host" | "user" | "dbname" | "passfile" | "application_name" | "options") => &[],
+        (
+            _,
+            "sentinel-username" | "username" | "password" | "host" | "user" | "dbname" | "passfile"
+            | "application_name" | "options",
+        ) => &[],
         (kind, other) => panic!("no row says what is nonsense for {other} of {kind}"),
     }
 }

@@ -71,7 +71,7 @@ fn flock_keeps_dlock_out_and_dlock_takes_over_when_it_ends() {
     let seen = state(&bed, "x");
     assert_eq!((&seen["state"], &seen["holders"][0]["pid"]), (&"held".into(), &foreign.0.id().into()));
     assert_eq!(seen["holders"][0]["owner"], Value::Null);
-    bed.dlock().args(["force-release", "x", "--yes"]).ended().expect(77).saying("other than dlock");
+    bed.dlock().args(["force-release", "x", "--yes"]).ended().expect(77).saying("its holder is not dlock");
 
     let waiter = bed.dlock().run("x").args(log.witness(&["for=20"])).spawn();
     until("dlock to wait", || state(&bed, "x")["waiters"].as_array().unwrap().len() == 1);
@@ -195,7 +195,7 @@ fn a_lock_file_that_something_is_mounted_over_is_a_lost_lock() {
 fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
     let bed = FileBed::new();
     bed.dlock().run("x").args(["--once", "k"]).sh("exit 0").ended().expect(0);
-    // The release waits for a moment for whoever else writes to this file.
+    // The release waits a moment for another writer of this file.
     let once = File::open(bed.side("x").join("once")).unwrap();
     once.lock().unwrap();
     let is_held = || !Command::new("flock").arg("-n").arg(bed.lock_file("x")).arg("true").status().unwrap().success();
@@ -284,7 +284,7 @@ fn when_dlock_and_guardian_die_the_next_run_tells_what_became_of_the_last() {
     drop(holder);
     until("PR_SET_PDEATHSIG to have ended the command itself", || living_with(&mark).is_empty());
     let last = state(&bed, "x")["last_run"].clone();
-    assert_eq!((&last["outcome"], &last["fencing_token"]), (&"lost".into(), &log.runs()[0].token.into()));
+    assert_eq!((&last["outcome"], &last["fencing_token"]), (&"vanished".into(), &log.runs()[0].token.into()));
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
     assert_eq!(state(&bed, "x")["last_run"]["outcome"], "exited");
 }
@@ -325,7 +325,7 @@ fn what_is_held_on_to_ends_at_the_same_time_in_every_time_namespace() {
             dlock.run(name).arg("-n").sh("echo no").ended().expect(75);
         }
     }
-    // Whoever keeps it is told of a renewal, wherever that comes from.
+    // The process that keeps it learns of a renewal, whichever process renews.
     let acquired = inside().args(["acquire", "--name", "lease", "--ttl", "3s", "--json"]).ended().expect(0).stdout;
     let owner = serde_json::from_str::<Value>(&acquired).unwrap()["owner"].as_str().unwrap().to_owned();
     outside().args(["renew", "--name", "lease", "--owner", &owner, "--ttl", "10m"]).ended().expect(0);
@@ -336,7 +336,7 @@ fn what_is_held_on_to_ends_at_the_same_time_in_every_time_namespace() {
     kill_keepers(&bed.lock_file("lease"));
 }
 
-/// Ends whoever has this file open.
+/// Ends all processes that have this file open.
 fn kill_keepers(file: &Path) {
     let has_open = |pid: u32| {
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();

@@ -90,7 +90,7 @@ fn what_nobody_shares_stays_ours() {
     for (path, mode) in [(bed.lock_file("x"), 0o600), (bed.side("x"), 0o700), (bed.side("x").join("token"), 0o600)] {
         assert_eq!(mode_of(&path), mode, "{path:?}");
     }
-    // Whoever can write to the directory can put a file of ours there, for us to give it away.
+    // Everybody who can write to the directory can put a file of ours there, for us to give away.
     std::fs::set_permissions(bed.dir(), std::fs::Permissions::from_mode(0o770)).unwrap();
     bed.dlock().run("x").sh("exit 0").ended().expect(0);
     assert_eq!((mode_of(&bed.lock_file("x")), mode_of(&bed.side("x").join("last-run"))), (0o600, 0o600));

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::scene::TTL;
-use super::site::{Backend, Ground, Site};
+use super::site::Site;
+use crate::support::{Expect, Ground};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
@@ -48,6 +49,31 @@ pub enum Fault {
 }
 
 use Fault::*;
+
+/// Faults that go together.
+pub mod faults {
+    use super::Fault::{self, *};
+
+    /// What needs no server.
+    pub const ANYWHERE: &[Fault] = &[
+        DlockStopped,
+        DlockKilled,
+        DlockAborted,
+        GuardianKilled,
+        MachineFrozen,
+        CommandForks,
+        CommandChains,
+        CommandStopped,
+        CommandLeavesDaemons,
+        CommandTimedOut,
+        Revoked,
+    ];
+    pub const PATHS: &[Fault] =
+        &[PathFrozen, PathCut, PathHalfOpen, PathSlowHalf, PathSlowOnce, PathSlowTwice, AnswersLate, GuardianStopped];
+    pub const SERVERS: &[Fault] = &[ServersPausedBriefly, ServersPaused, ServersKilled, ServersRestarted];
+    pub const ELECTIONS: &[Fault] = &[LeaderKilled, LeaderFrozen, LeaderWoken];
+    pub const CLOCKS: &[Fault] = &[ClockForward, ClockBack];
+}
 
 impl Fault {
     pub const ALL: [Fault; 38] = [
@@ -178,6 +204,34 @@ impl Fault {
         }
     }
 
+    /// What is usually expected.
+    pub fn expectation(self) -> Expect {
+        match self {
+            // Nothing on the machine runs, so nothing on it can act in time.
+            MachineFrozen => Expect::TokenRefuses,
+            // Leases end by the server's clock, and a server that believes an hour has passed has none left: whoever
+            // waits is told of it in the same moment as the holder.
+            ClockForward => Expect::TokenRefuses,
+            _ => Expect::NoOverlap,
+        }
+    }
+
+    /// How the holder's dlock usually ends.
+    pub fn exit_codes(self) -> &'static [i32] {
+        match self {
+            CommandLeavesDaemons => &[0],
+            CommandTimedOut => &[124],
+            GuardianKilled => &[125],
+            // It ends the command itself; whether it then still finds out that the lease was over is chance.
+            GuardianStopped => &[79, 125],
+            DlockAborted | DlockOutOfMemory => &[134],
+            DlockKilled | MajorityRotates | DiskFull => &[137],
+            ClockForward | RecordDeleted | Flushed | Evicted | ServersRestartedEmpty => &[79],
+            _ if self.may_cost_nothing() => &[79, 137],
+            _ => &[79],
+        }
+    }
+
     /// Whether it keeps a living command from beating.
     pub fn silences(self) -> bool {
         matches!(self, MachineFrozen | CommandStopped)
@@ -195,15 +249,8 @@ impl Fault {
     /// What has to be so before the holder comes.
     pub fn prepare(self, site: &Site, name: &str) {
         match self {
-            // As late as its grant can bear: some take many round trips, or give each server a share of the time.
-            AnswersLate => {
-                let late = match site.backend {
-                    Backend::Redis => TTL / 4,
-                    Backend::Etcd1 | Backend::Postgres => TTL / 16,
-                    _ => TTL / 32,
-                };
-                site.ways(|way| way.slow(Duration::ZERO, late));
-            }
+            // As late as its grant can bear.
+            AnswersLate => site.ways(|way| way.slow(Duration::ZERO, TTL / site.place.late)),
             MajorityRotates => {
                 // As if its clock had been an hour ahead when it granted the lock to somebody before.
                 let ahead = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + Duration::from_secs(3600);

@@ -22,14 +22,14 @@ pub struct Contender {
     /// As a shell would see it.
     pub code: i32,
     /// In the order in which it was told them, with the instant by which each had been read.
-    pub told: Vec<(u64, Told)>,
+    pub told: Vec<(u64, RunEvent)>,
     /// What the witness saw of its command.
     pub runs: Vec<Run>,
 }
 
 /// An event of `--log json`, as far as it says anything about the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum RunEvent {
     /// The grant, with its token.
     Acquired(u64),
     Busy,
@@ -41,29 +41,32 @@ pub enum Told {
     Lost,
     /// No renewal came in time.
     Expired,
+    /// Its guardian was too slow for the lease, as one that is stopped for a while is, and ended it early.
+    Outgrown,
     Released,
     /// The release's result is unknown.
     ReleaseFailed,
     Other,
 }
 
-impl Told {
-    pub fn parse(line: &str) -> Told {
+impl RunEvent {
+    pub fn parse(line: &str) -> RunEvent {
         let event: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
         let message = event["message"].as_str().unwrap_or_default();
         match event["event"].as_str().unwrap_or_default() {
             "acquired" => {
                 let token = message.split("token ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-                Told::Acquired(token.unwrap_or_else(|| panic!("no token: {line}")))
+                RunEvent::Acquired(token.unwrap_or_else(|| panic!("no token: {line}")))
             }
-            "busy" => Told::Busy,
-            "trouble" => Told::Trouble,
-            "recovered" => Told::Recovered,
-            "lost" => Told::Lost,
-            "expired" => Told::Expired,
-            "released" => Told::Released,
-            "release-failed" => Told::ReleaseFailed,
-            _ => Told::Other,
+            "busy" => RunEvent::Busy,
+            "trouble" => RunEvent::Trouble,
+            "recovered" => RunEvent::Recovered,
+            "lost" => RunEvent::Lost,
+            "expired" => RunEvent::Expired,
+            "outgrown" => RunEvent::Outgrown,
+            "released" => RunEvent::Released,
+            "release-failed" => RunEvent::ReleaseFailed,
+            _ => RunEvent::Other,
         }
     }
 }
@@ -89,22 +92,22 @@ struct Hold<'a> {
 }
 
 impl Contender {
-    fn when(&self, what: impl Fn(Told) -> bool) -> Option<u64> {
+    fn when(&self, what: impl Fn(RunEvent) -> bool) -> Option<u64> {
         self.told.iter().find(|(_, told)| what(*told)).map(|(seen, _)| *seen)
     }
 
-    fn is_told(&self, what: Told) -> bool {
+    fn is_told(&self, what: RunEvent) -> bool {
         self.when(|told| told == what).is_some()
     }
 
     fn hold(&self) -> Option<Hold<'_>> {
         let (seen, token) = self.told.iter().find_map(|(seen, told)| match told {
-            Told::Acquired(token) => Some((*seen, *token)),
+            RunEvent::Acquired(token) => Some((*seen, *token)),
             _ => None,
         })?;
         let begun = self.runs.iter().map(|run| run.first).fold(seen, u64::min);
         let lived = self.runs.iter().map(|run| run.last).max();
-        Some(Hold { who: self, token, begun, lived, over: self.when(|told| told == Told::Released) })
+        Some(Hold { who: self, token, begun, lived, over: self.when(|told| told == RunEvent::Released) })
     }
 
     /// Whether it was killed, so that nobody knows what it would have said next.
@@ -115,7 +118,7 @@ impl Contender {
     /// What in its own story does not fit together.
     fn contradiction(&self, lease: Lease) -> Option<String> {
         let (hold, runs) = (self.hold(), self.runs.len());
-        let lost = self.when(|told| matches!(told, Told::Lost | Told::Expired));
+        let lost = self.when(|told| matches!(told, RunEvent::Lost | RunEvent::Expired));
         let wrong = match self.code {
             _ if runs > 1 => "its command ran more than once",
             _ if runs == 1 && hold.is_none() => "its command ran without a grant",
@@ -124,12 +127,12 @@ impl Contender {
             }
             0 if runs == 0 => "success, and its command never ran",
             0 if lost.is_some() => "success, and the lock was lost",
-            0 if !self.is_told(Told::Released) && !self.is_told(Told::ReleaseFailed) => {
+            0 if !self.is_told(RunEvent::Released) && !self.is_told(RunEvent::ReleaseFailed) => {
                 "success, and the lock was never released"
             }
             69 | 75 if runs > 0 || hold.is_some() => "refused, and granted all the same",
-            75 if !self.is_told(Told::Busy) => "refused, and nobody said busy",
-            79 if lost.is_none() => "lost, and nobody said so",
+            75 if !self.is_told(RunEvent::Busy) => "refused, and nobody said busy",
+            79 if lost.is_none() && !self.is_told(RunEvent::Outgrown) => "lost, and nobody said so",
             79 if hold.is_none() => "lost what was never granted",
             _ if lost.is_some_and(|seen| seen < self.invoked + nanos(lease.patience)) => {
                 "lost sooner than any lease runs out"
@@ -142,9 +145,9 @@ impl Contender {
 
     /// After a renewal that is unknown, the last that is known had been asked for before.
     fn outlives_its_lease(&self, lease: Lease) -> bool {
-        let renewals = self.told.iter().skip_while(|(_, told)| !matches!(told, Told::Acquired(_)));
-        let last = renewals.filter(|(_, told)| matches!(told, Told::Trouble | Told::Recovered)).last();
-        let Some(&(seen, Told::Trouble)) = last else { return false };
+        let renewals = self.told.iter().skip_while(|(_, told)| !matches!(told, RunEvent::Acquired(_)));
+        let last = renewals.filter(|(_, told)| matches!(told, RunEvent::Trouble | RunEvent::Recovered)).last();
+        let Some(&(seen, RunEvent::Trouble)) = last else { return false };
         // One that was killed may have been granted another before it could say so.
         !self.is_cut_short() && self.runs.iter().any(|run| run.last > seen + nanos(lease.ttl))
     }
@@ -170,7 +173,7 @@ fn nanos(span: Duration) -> u64 {
 /// Everything that no lock could have answered; empty for a lawful history.
 pub fn contradictions(history: &[Contender], lease: Lease) -> Vec<String> {
     let mut found: Vec<String> = history.iter().filter_map(|one| one.contradiction(lease)).collect();
-    for one in history.iter().filter(|one| one.is_told(Told::Busy)) {
+    for one in history.iter().filter(|one| one.is_told(RunEvent::Busy)) {
         let others = history.iter().filter(|other| other.name != one.name);
         if !others.clone().any(|other| other.may_be_there(one.invoked, one.returned, lease)) {
             found.push(format!("{}: busy, and nobody else was there", one.name));

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use super::history::Told::{self, *};
+use super::history::RunEvent::{self, *};
 use super::history::{Contender, Lease, contradictions};
 use crate::support::Run;
 
 const LEASE: Lease = Lease { ttl: Duration::from_nanos(1000), patience: Duration::from_nanos(700) };
 
-fn contender(name: &str, span: (u64, u64), code: i32, told: &[(u64, Told)]) -> Contender {
+fn contender(name: &str, span: (u64, u64), code: i32, told: &[(u64, RunEvent)]) -> Contender {
     let (invoked, returned) = span;
     Contender { name: name.into(), invoked, returned, code, told: told.to_vec(), runs: Vec::new() }
 }
@@ -41,9 +41,9 @@ fn unlawful(history: &[Contender], why: &str) {
 #[test]
 fn an_event_is_read_with_its_token() {
     let line = r#"{"event":"acquired","level":"info","message":"acquired with token 42 after 3ms","name":"a"}"#;
-    assert_eq!(Told::parse(line), Acquired(42));
-    assert_eq!(Told::parse(r#"{"event":"release-failed","message":"…"}"#), ReleaseFailed);
-    assert_eq!(Told::parse("Segmentation fault"), Other);
+    assert_eq!(RunEvent::parse(line), Acquired(42));
+    assert_eq!(RunEvent::parse(r#"{"event":"release-failed","message":"…"}"#), ReleaseFailed);
+    assert_eq!(RunEvent::parse("Segmentation fault"), Other);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn what_nobody_knows_may_have_happened_or_not() {
 
 #[test]
 fn an_unknown_renewal_may_be_followed_by_a_known_one() {
-    let told = |what: &[(u64, Told)]| contender("a", (0, 5000), 79, what).ran(1, 10, 2500);
+    let told = |what: &[(u64, RunEvent)]| contender("a", (0, 5000), 79, what).ran(1, 10, 2500);
     lawful(&[told(&[(9, Acquired(1)), (1000, Trouble), (1100, Recovered), (2000, Trouble), (2400, Expired)])]);
     let silent = told(&[(9, Acquired(1)), (1000, Trouble), (2400, Expired)]);
     unlawful(&[silent], "after the last renewal's lease");
@@ -106,7 +106,7 @@ fn a_release_before_the_command_is_dead_is_found() {
 
 #[test]
 fn a_story_that_contradicts_itself_is_found() {
-    let ran = |code: i32, told: &[(u64, Told)]| contender("a", (0, 2000), code, told).ran(1, 10, 100);
+    let ran = |code: i32, told: &[(u64, RunEvent)]| contender("a", (0, 2000), code, told).ran(1, 10, 100);
     unlawful(&[ran(0, &[])], "without a grant");
     unlawful(&[ran(0, &[(9, Acquired(3)), (110, Released)])], "another token");
     unlawful(&[ran(0, &[(9, Acquired(1))])], "never released");

@@ -5,8 +5,7 @@ use nix::unistd::Pid;
 
 use super::fault::Fault::{self, *};
 use super::scene::{Scene, TTL};
-use super::site::Backend;
-use crate::support::{Bed, Proxy, living_with, signal, until};
+use crate::support::{Bed, Leader, Proxy, living_with, signal, until};
 
 /// How far clocks are set.
 const HOUR: i64 = 3600;
@@ -112,11 +111,12 @@ impl Fault {
                 scene.site.await_another_than(leader);
                 leader.thaw();
             }
-            LeaderKilled | LeaderLost if scene.site.backend.is_pair() => {
-                scene.site.await_another_than(leader);
-                // Whoever has become somebody's replica may come back; a former primary of PostgreSQL's may not.
-                if scene.site.backend != Backend::PostgresPair {
-                    leader.start_again();
+            LeaderKilled | LeaderLost => {
+                if let Leader::OfPair { may_come_back } = scene.site.place.leader {
+                    scene.site.await_another_than(leader);
+                    if may_come_back {
+                        leader.start_again();
+                    }
                 }
             }
             _ => {}
@@ -129,7 +129,7 @@ impl Fault {
             RecordDeleted if scene.site.servers.is_empty() => {
                 std::fs::remove_file(scene.site.files.lock_file(name)).unwrap();
             }
-            RecordDeleted if scene.site.backend.is_redlock() => {
+            RecordDeleted if scene.site.place.independent => {
                 scene.site.majority().iter().for_each(|server| server.delete_record(name));
             }
             RecordDeleted => scene.site.servers[0].delete_record(name),

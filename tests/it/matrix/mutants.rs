@@ -5,20 +5,20 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::expect::{Expect, expectation};
 use super::fault::Fault;
 use super::scene;
 use super::site::Backend;
 use super::tool::Tool;
+use crate::support::{Expect, redis};
 
 /// Where each of them shows.
 const SHOWS: [(&str, Backend, Fault); 6] = [
-    ("renewal-ignored", Backend::Redis, Fault::PathFrozen),
-    ("deadline-from-reply", Backend::Redis, Fault::AnswersLate),
-    ("no-sigkill", Backend::Redis, Fault::PathFrozen),
-    ("release-before-dead", Backend::Redis, Fault::Revoked),
-    ("naive-redlock-token", Backend::Redlock3, Fault::MajorityRotates),
-    ("no-guardian", Backend::Redis, Fault::DlockStopped),
+    ("renewal-ignored", &redis::REDIS, Fault::PathFrozen),
+    ("deadline-from-reply", &redis::REDIS, Fault::AnswersLate),
+    ("no-sigkill", &redis::REDIS, Fault::PathFrozen),
+    ("release-before-dead", &redis::REDIS, Fault::Revoked),
+    ("naive-redlock-token", &redis::REDLOCK_3, Fault::MajorityRotates),
+    ("no-guardian", &redis::REDIS, Fault::DlockStopped),
 ];
 
 /// On a busy machine a fault may miss its moment; a checker that can see it sees it in one of these.
@@ -127,7 +127,7 @@ fn copy(from: &[PathBuf], to: &Path) {
 }
 
 fn is_caught(mutant: &'static str, backend: Backend, fault: Fault) -> bool {
-    assert_eq!(expectation(backend, fault), Some(Expect::NoOverlap));
+    assert_eq!(backend.expectation(fault), Some(Expect::NoOverlap));
     (0..TRIES).any(|_| {
         let outcome = scene::play(Tool::Mutant(mutant), backend, fault);
         // Only a run that came to its end and was seen to break the promise counts.

@@ -13,9 +13,9 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::history::{self, Lease, Told, contradictions};
+use super::history::{self, Lease, RunEvent, contradictions};
 use super::plan::{Behaviour, HOSTS, PLACES, Plan, Strike};
-use super::site::{Backend, Site};
+use super::site::{Backend, Site, named_place};
 use crate::support::{Dlock, Log, Proxy, Run, Running, children_of, overlaps, until};
 
 /// With the default kill-after a command is left in peace for 1.5 s, less what a backend takes off.
@@ -55,18 +55,18 @@ fn is_covered(strike: Strike, before: Option<Struck>) -> bool {
 }
 
 /// The lines that a dlock says, each with the instant by which it had been said.
-struct Heard(JoinHandle<Vec<(u64, Told)>>);
+struct Heard(JoinHandle<Vec<(u64, RunEvent)>>);
 
 impl Heard {
     fn from(pipe: OwnedFd) -> Heard {
         Heard(std::thread::spawn(move || {
             let lines = BufReader::new(std::fs::File::from(pipe)).lines().map_while(Result::ok);
-            lines.map(|line| (now(), Told::parse(&line))).collect()
+            lines.map(|line| (now(), RunEvent::parse(&line))).collect()
         }))
     }
 
     /// Once everybody who could say something has ended: dlock, its guardian and the command.
-    fn all(self) -> Vec<(u64, Told)> {
+    fn all(self) -> Vec<(u64, RunEvent)> {
         until("everybody behind a dlock that has ended to be gone", || self.0.is_finished());
         self.0.join().unwrap()
     }
@@ -270,8 +270,8 @@ fn random_contenders_and_faults_never_contradict_one_lock() {
     let seconds = number("DLOCK_RANDOM").unwrap_or(15);
     let plan = Plan { seed: number("DLOCK_SEED").unwrap_or_else(|| u64::from(std::process::id())) };
     let named = std::env::var("DLOCK_RANDOM_BACKEND").unwrap_or_default();
-    let backend = if named.is_empty() { plan.backend() } else { Backend::named(&named) };
-    let again = format!("again with: tests/run --random {seconds} {} '{}'", plan.seed, backend.name());
+    let backend = if named.is_empty() { plan.backend() } else { named_place(&named) };
+    let again = format!("again with: tests/run --random {seconds} {} '{}'", plan.seed, backend.name);
     eprintln!("{again}");
     let (history, survivors) = Arena::open(backend, plan).play(Duration::from_secs(seconds));
     let found = contradictions(&history, LEASE);
@@ -286,16 +286,16 @@ fn random_contenders_and_faults_never_contradict_one_lock() {
 
 /// How much of everything the history has, so that a check of nothing is seen.
 fn told(history: &[history::Contender]) -> String {
-    let count = |what: fn(&Told) -> bool| {
+    let count = |what: fn(&RunEvent) -> bool| {
         history.iter().flat_map(|one| &one.told).filter(|(_, told)| what(told)).count().to_string()
     };
     let known = [
-        ("granted", count(|told| matches!(told, Told::Acquired(_)))),
-        ("busy", count(|told| *told == Told::Busy)),
-        ("times without an answer", count(|told| *told == Told::Trouble)),
-        ("lost", count(|told| matches!(told, Told::Lost | Told::Expired))),
-        ("released", count(|told| *told == Told::Released)),
-        ("unknown releases", count(|told| *told == Told::ReleaseFailed)),
+        ("granted", count(|told| matches!(told, RunEvent::Acquired(_)))),
+        ("busy", count(|told| *told == RunEvent::Busy)),
+        ("times without an answer", count(|told| *told == RunEvent::Trouble)),
+        ("lost", count(|told| matches!(told, RunEvent::Lost | RunEvent::Expired))),
+        ("released", count(|told| *told == RunEvent::Released)),
+        ("unknown releases", count(|told| *told == RunEvent::ReleaseFailed)),
         ("killed", history.iter().filter(|one| one.code == 137).count().to_string()),
     ];
     known.map(|(what, count)| format!("{count} {what}")).join(", ")

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::expect::{Expect, exit_codes, expectation};
 use super::facts::Facts;
 use super::fault::Fault;
 use super::scene::Outcome;
 use super::site::Backend;
 use super::tool::{Peer, Tool};
+use crate::support::Expect;
 
 /// One cell and how it went, as often as it was played.
 #[derive(Clone, Debug)]
@@ -28,8 +28,8 @@ pub struct Row {
 
 impl Row {
     pub fn of_dlock(backend: Backend, fault: Fault) -> Option<Row> {
-        let expect = expectation(backend, fault)?;
-        Some(Row { codes: exit_codes(backend, fault), ..Row::new(Tool::Dlock, backend, fault, expect) })
+        let expect = backend.expectation(fault)?;
+        Some(Row { codes: backend.exit_codes(fault), ..Row::new(Tool::Dlock, backend, fault, expect) })
     }
 
     pub fn of_peer(peer: Peer, fault: Fault) -> Row {
@@ -45,7 +45,7 @@ impl Row {
     }
 
     pub fn name(&self) -> String {
-        format!("{} / {} / {}", self.tool.name(), self.backend.name(), self.fault.name())
+        format!("{} / {} / {}", self.tool.name(), self.backend.name, self.fault.name())
     }
 
     pub fn add(&mut self, outcome: Result<Outcome, String>) {
@@ -107,22 +107,20 @@ impl Row {
             (_, None, _) => "ok",
             (_, Some(_), _) => "BROKEN",
         };
-        format!(
-            "| {} | {} | {} | {} | {} | {overlap} | {hand_over} | {} | {verdict} |\n",
-            self.tool.name(),
-            self.backend.name(),
-            self.fault.name(),
-            self.expect.text(),
-            self.codes_text(),
-            self.runs(),
-        )
+        format!("{} {overlap} | {hand_over} | {} | {verdict} |\n", self.markdown_head(), self.runs())
+    }
+
+    /// What is known before it is played.
+    pub fn markdown_head(&self) -> String {
+        let (tool, backend, fault) = (self.tool.name(), self.backend.name, self.fault.name());
+        format!("| {tool} | {backend} | {fault} | {} | {} |", self.expect.text(), self.codes_text())
     }
 
     fn json(&self) -> Value {
         let millis = |span: Duration| span.as_secs_f64() * 1000.0;
         json!({
             "tool": self.tool.name(),
-            "backend": self.backend.name(),
+            "backend": self.backend.name,
             "fault": self.fault.name(),
             "expected": self.expect.text(),
             "expected_exit_codes": self.codes,
@@ -213,7 +211,7 @@ impl Report {
         );
         let mut groups: Vec<(&str, &str, Vec<&Row>)> = Vec::new();
         for row in &self.rows {
-            let key = (row.tool.name(), row.backend.name());
+            let key = (row.tool.name(), row.backend.name);
             match groups.iter_mut().find(|(tool, backend, _)| (*tool, *backend) == key) {
                 Some((_, _, rows)) => rows.push(row),
                 None => groups.push((key.0, key.1, vec![row])),

@@ -62,7 +62,7 @@ fn play_to_the_end(tool: Tool, backend: Backend, fault: Fault, tries: usize) -> 
     // Its place is seen before it has its first answer, without which it gives up: then it never waited for a turn.
     let never_waited = scene.waiter.code() == Some(69) && scene.log.runs().len() == 1;
     if matches!(tool, Tool::Dlock) && never_waited && tries > 1 {
-        eprintln!("{} / {}: once more: {:?}", backend.name(), fault.name(), scene.waiter.stderr());
+        eprintln!("{} / {}: once more: {:?}", backend.name, fault.name(), scene.waiter.stderr());
         drop(scene);
         return play_to_the_end(tool, backend, fault, tries - 1);
     }
@@ -95,7 +95,7 @@ impl Scene {
         until("the waiter to wait", || tool.is_peer() || is_waited_for(&site, &name) || holder.has_ended());
         let too_early = !fault.ends_by_itself() && (holder.has_ended() || waiter.has_ended());
         if too_early || !runs(&log) {
-            eprintln!("{} / {}: once more: {:?} {:?}", backend.name(), fault.name(), holder.stderr(), waiter.stderr());
+            eprintln!("{} / {}: once more: {:?} {:?}", backend.name, fault.name(), holder.stderr(), waiter.stderr());
             return None;
         }
         let before = log.runs()[0].last;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::site::{Backend, Site};
-use crate::support::{Dlock, Log, Proxy, Running, until};
+use super::site::{Site, named_place};
+use crate::support::{Dlock, Log, Proxy, Running, redis, until};
 
 /// Long enough to notice any of these faults and to get over it.
 const TTL: &str = "12s";
@@ -88,9 +88,9 @@ fn round(site: &Site, holder: &mut Running) {
 fn hold_through_one_fault_after_the_other() {
     let long = humantime::parse_duration(&std::env::var("DLOCK_SOAK").unwrap_or_else(|_| "0s".into())).unwrap();
     let named = std::env::var("DLOCK_SOAK_BACKEND").unwrap_or_default();
-    let backend = if named.is_empty() { Backend::Redis } else { Backend::named(&named) };
+    let backend = if named.is_empty() { &redis::REDIS } else { named_place(&named) };
     let (site, log) = (Site::open(backend), Log::new());
-    assert!(!site.servers.is_empty(), "{} has no server to break", backend.name());
+    assert!(!site.servers.is_empty(), "{} has no server to break", backend.name);
     let dlock = Dlock::new().env("DLOCK_BACKEND", site.holders_url()).run("soak").args(["--ttl", TTL]);
     let mut holder = dlock.args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
@@ -102,7 +102,7 @@ fn hold_through_one_fault_after_the_other() {
     log.await_beat();
     let (early, late) = (sizes[WARM - 1], sizes[sizes.len() - 1]);
     let (rounds, faults) = (sizes.len(), Fault::ALL.len());
-    eprintln!("{}, {long:?}: {rounds} rounds of {faults} faults; {early:?} early, {late:?} at the end", backend.name());
+    eprintln!("{}, {long:?}: {rounds} rounds of {faults} faults; {early:?} early, {late:?} at the end", backend.name);
     eprintln!("kilobytes after each: {:?}", sizes.iter().map(|size| size.kilobytes).collect::<Vec<_>>());
     assert!(late.descriptors <= early.descriptors, "descriptors leak: {sizes:?}");
     assert!(late.kilobytes <= early.kilobytes + NOISE_KB, "memory leaks: {sizes:?}");

@@ -12,10 +12,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::history::{self, Told, contradictions};
-use super::plan::{BACKENDS, Behaviour, Plan, Strike};
+use super::history::{self, RunEvent, contradictions};
+use super::plan::{Behaviour, Plan, Strike};
 use super::random::{Contender, Host, LEASE, now};
-use super::site::{Backend, Site};
+use super::site::{Backend, Site, covered, named_place};
 use crate::support::{Bed, Log, Run, children_of, overlaps, until};
 
 #[derive(Clone, Copy, Debug)]
@@ -201,17 +201,17 @@ impl Aftermath {
     }
 
     fn markdown(&self) -> String {
-        let told = |what: fn(&Told) -> bool| {
+        let told = |what: fn(&RunEvent) -> bool| {
             self.history.iter().filter(|one| one.told.iter().any(|(_, told)| what(told))).count()
         };
         format!(
             "| {} | {} s | {} | {} | {} | {} | {} | {} | {:.0} |\n",
-            self.backend.name(),
+            self.backend.name,
             self.took.as_secs(),
             self.history.len(),
             self.blows,
             self.history.iter().filter(|one| one.code == 137).count(),
-            told(|told| matches!(told, Told::Lost | Told::Expired)),
+            told(|told| matches!(told, RunEvent::Lost | RunEvent::Expired)),
             self.before,
             overlaps(&self.runs()).len(),
             self.before as f64 * 60.0 / self.took.as_secs_f64(),
@@ -230,13 +230,13 @@ fn a_storm_of_kills_breaks_no_promise() {
     let plan = Plan { seed: number("DLOCK_SEED").unwrap_or_else(|| u64::from(std::process::id())) };
     let storm = Storm { plan, contenders: if seconds.is_some() { 200 } else { 24 } };
     let backends = match (variable("DLOCK_STORM_BACKEND"), seconds) {
-        (Some(named), _) => vec![Backend::named(&named)],
-        (None, Some(_)) => BACKENDS.to_vec(),
+        (Some(named), _) => vec![named_place(&named)],
+        (None, Some(_)) => covered(),
         (None, None) => vec![plan.backend()],
     };
     let (long, mut table) = (seconds.unwrap_or(5), HEAD.to_owned());
     for backend in backends {
-        let again = format!("again with: tests/run --storm {long} {} '{}'", plan.seed, backend.name());
+        let again = format!("again with: tests/run --storm {long} {} '{}'", plan.seed, backend.name);
         eprintln!("{again}");
         let aftermath = storm.rage(backend, Duration::from_secs(long));
         table += &aftermath.markdown();

@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::scene::TTL;
 use super::site::{Backend, Site};
-use crate::support::{Bed, Dlock, Running};
+use crate::support::{Bed, Dlock, Running, etcd, file, postgres, redis, zookeeper};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Tool {
@@ -23,26 +23,26 @@ pub struct Peer {
 }
 
 pub const PEERS: [Peer; 6] = [
-    Peer { name: "flock", backend: Backend::File, template: "flock DIR/NAME" },
+    Peer { name: "flock", backend: &file::FILE, template: "flock DIR/NAME" },
     Peer {
         name: "etcdctl lock",
-        backend: Backend::Etcd1,
+        backend: &etcd::ETCD,
         template: "env ETCDCTL_API=3 etcdctl --endpoints=127.0.0.1:PORT lock --ttl=3 NAME",
     },
-    Peer { name: "redis-cli wrapper", backend: Backend::Redis, template: "tests/peers/cronlock.sh PORT NAME TTL" },
+    Peer { name: "redis-cli wrapper", backend: &redis::REDIS, template: "tests/peers/cronlock.sh PORT NAME TTL" },
     Peer {
         name: "redis-py Lock",
-        backend: Backend::Redis,
+        backend: &redis::REDIS,
         template: "target/test-python/bin/python tests/peers/redis_py.py PORT NAME TTL",
     },
     Peer {
         name: "kazoo Lock",
-        backend: Backend::ZooKeeper1,
+        backend: &zookeeper::ZOOKEEPER,
         template: "target/test-python/bin/python tests/peers/kazoo_lock.py PORT NAME TTL",
     },
     Peer {
         name: "advisory lock (psycopg)",
-        backend: Backend::Postgres,
+        backend: &postgres::POSTGRES,
         template: "target/test-python/bin/python tests/peers/psycopg_lock.py PORT NAME TTL",
     },
 ];
@@ -52,7 +52,7 @@ impl Peer {
     pub fn faults(&self) -> Vec<Fault> {
         let all =
             [Fault::PathFrozen, Fault::PathCut, Fault::DlockStopped, Fault::DlockKilled, Fault::CommandLeavesDaemons];
-        all.into_iter().filter(|&fault| super::expect::expectation(self.backend, fault).is_some()).collect()
+        all.into_iter().filter(|&fault| self.backend.expectation(fault).is_some()).collect()
     }
 
     fn words(&self, port: u16, name: &str, site: &Site) -> Vec<String> {

@@ -33,7 +33,7 @@ fn pour(mut client: TcpStream, accepts_log_in: bool, head: &str, filling: &str) 
     }
 }
 
-const ANSWERS: [(&str, &str); 7] = [
+const ANSWERS: [(&str, &str); 9] = [
     ("$15000000\r\n", "x"),
     ("$2000000000\r\n", "x"),
     ("*2000000000\r\n", "_\r\n"),
@@ -41,6 +41,8 @@ const ANSWERS: [(&str, &str); 7] = [
     ("%2000000000\r\n", "*1\r\n+\r\n"),
     ("-", "x"),
     (">2000000000\r\n", "$0\r\n\r\n"),
+    ("", "*1\r\n"),
+    ("", "*2000000000\r\n"),
 ];
 
 /// The most memory that dlock ever had, by the kernel's word, while it made nothing of these answers.
@@ -65,8 +67,10 @@ fn peak_memory(login: &str, port: u16) -> u64 {
 #[test]
 fn a_hostile_server_costs_little_memory() {
     for (head, filling) in ANSWERS {
-        let before = peak_memory("", hostile(false, head, filling));
-        assert!(before < 2 * 16 * MB + 24 * MB, "{head:?}: {} MB", before / MB);
+        for greets in [false, true] {
+            let before = peak_memory("", hostile(greets, head, filling));
+            assert!(before < 2 * 16 * MB + 24 * MB, "{head:?}: {} MB", before / MB);
+        }
         let after = peak_memory(":password@", hostile(true, head, filling));
         assert!(after < 2 * 64 * MB + 24 * MB, "{head:?}: {} MB", after / MB);
     }

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::status;
@@ -58,10 +59,11 @@ fn an_acl_user_needs_only_the_keys_of_its_locks() {
 
 #[test]
 fn a_failed_log_in_takes_no_lock_as_somebody_else() {
-    let server = Redis::new();
-    for wrong in [format!("redis://:unneeded@127.0.0.1:{}", server.port()), format!("{}/99", server.url())] {
-        assert_ne!(at(&wrong).sh("echo no").ended().code, Some(0), "{wrong}");
-        assert_eq!(server.does(&["DBSIZE"]), "0", "{wrong}");
+    // The default user may do everything, without a password.
+    for server in [Redis::new(), Redis::with(&["--rename-command", "HELLO", ""])] {
+        at(format!("redis://nobody:wrong@127.0.0.1:{}", server.port())).sh("echo no").ended().expect(77);
+        at(format!("{}/99", server.url())).sh("echo no").ended().expect(78);
+        assert_eq!(server.does(&["DBSIZE"]), "0");
     }
 }
 
@@ -97,6 +99,29 @@ fn the_doctor_finds_what_weakens_the_promise() {
     assert_eq!(weak(&Redis::with(&["--appendonly", "yes"])), ["redis-persistence"]);
     let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     assert_eq!(weak(&Redis::with(&evicting)), ["redis-eviction", "redis-persistence"]);
+}
+
+#[test]
+fn the_doctor_names_the_product_and_its_version() {
+    for (server, product) in [(Redis::new(), "the server is Redis "), (Redis::valkey(), "the server is Valkey ")] {
+        let told = server.dlock().arg("doctor").ended().expect(0).stdout;
+        let version = told.split(product).nth(1).unwrap_or_else(|| panic!("{told}"));
+        assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{told}");
+    }
+}
+
+/// A command that blocks would keep a renewal waiting.
+#[test]
+fn nobody_who_waits_or_holds_blocks_its_connection() {
+    let (server, log) = (Redis::new(), Log::new());
+    let _holder = at(server.url()).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let _waiter = at(server.url()).args(log.witness(&["for=20"])).spawn();
+    super::await_waiters(&server, "job", 1);
+    let clients = || server.does(&["CLIENT", "LIST", "TYPE", "normal"]);
+    let watching = |client: &&str| client.contains("flags=t");
+    until("both to watch", || clients().lines().filter(watching).count() == 2);
+    assert!(!clients().lines().any(|client| client.contains("flags=b")), "{}", clients());
 }
 
 #[test]
@@ -201,6 +226,32 @@ fn a_sentinel_leads_to_the_master_and_after_a_failover_to_the_next() {
 }
 
 #[test]
+fn sentinels_have_a_log_in_of_their_own() {
+    let master = Redis::with(&["--requirepass", "masters"]);
+    let _replica = master.replica(&["--masterauth", "masters"]);
+    let lines = "sentinel auth-pass mine masters\nrequirepass sentinels\nuser watcher on >watchers +@all";
+    let sentinel = Sentinel::with(&master, lines, &["-a", "sentinels"]);
+    let file = |name: &str| {
+        let file = master.dir().join(name);
+        std::fs::write(&file, format!("{name}\n")).unwrap();
+        file.display().to_string()
+    };
+    let url = |more: &str| {
+        let port = sentinel.port();
+        format!("redis+sentinel://:masters@127.0.0.1:{port}/{}?{more}", Sentinel::GROUP)
+    };
+    let with = |name: &str| format!("sentinel-password-file={}", file(name));
+    at(url(&with("sentinels"))).sh("exit 0").ended().expect(0).silently();
+    at(url(&format!("sentinel-username=watcher&{}", with("watchers")))).sh("exit 0").ended().expect(0).silently();
+    at(url("")).sh("echo no").ended().expect(77).saying("sentinel-password-file");
+    at(url(&with("masters"))).sh("echo no").ended().expect(77).saying("sentinel");
+    at(url("sentinel-username=watcher")).sh("echo no").ended().expect(78).saying("password");
+    at(url("sentinel-password-file=/nowhere")).sh("echo no").ended().expect(78).saying("/nowhere");
+    let plain = format!("{}?{}", master.url(), with("sentinels"));
+    at(plain).sh("echo no").ended().expect(78).saying("redis+sentinel://");
+}
+
+#[test]
 fn a_failover_to_a_replica_without_the_lock_is_seen_as_its_loss() {
     let master = Redis::new();
     let replica = master.replica(&[]);
@@ -257,8 +308,7 @@ fn wait_replicas_counts_a_grant_only_if_the_replicas_have_it() {
     at(master.url()).arg("-n").sh("exit 0").ended().expect(0);
 }
 
-#[test]
-fn a_cluster_has_every_lock_at_its_own_node() {
+fn cluster() -> (Vec<Redis>, String) {
     let nodes: Vec<Redis> = (0..3).map(|_| Redis::with(&["--cluster-enabled", "yes"])).collect();
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
     let mut create: Vec<&str> = vec!["--cluster", "create"];
@@ -267,8 +317,98 @@ fn a_cluster_has_every_lock_at_its_own_node() {
     cli(nodes[0].port(), &[], &create);
     let ready = |node: &Redis| node.does(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
     until("the cluster to be ready", || nodes.iter().all(ready));
+    (nodes, format!("redis+cluster://{}", hosts.join(",")))
+}
 
-    let url = format!("redis+cluster://{}", hosts.join(","));
+/// A slot on its way from one node to another, as `redis-cli --cluster reshard` moves it.
+struct Move<'a> {
+    slot: String,
+    from: &'a Redis,
+    to: &'a Redis,
+}
+
+impl Move<'_> {
+    /// From here on the old node sends us to the new one for keys that it does not have.
+    fn begins(&self) {
+        let id = |node: &Redis| node.does(&["CLUSTER", "MYID"]);
+        self.to.does(&["CLUSTER", "SETSLOT", &self.slot, "IMPORTING", &id(self.from)]);
+        self.from.does(&["CLUSTER", "SETSLOT", &self.slot, "MIGRATING", &id(self.to)]);
+    }
+
+    fn carries_keys(&self) {
+        let port = self.to.port().to_string();
+        until("all keys to be moved", || {
+            let keys = self.from.does(&["CLUSTER", "GETKEYSINSLOT", &self.slot, "100"]);
+            keys.lines().for_each(|key| _ = self.from.does(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]));
+            keys.is_empty()
+        });
+    }
+
+    /// From here on the old node says that the slot has moved.
+    fn ends(&self, nodes: &[Redis]) {
+        let id = self.to.does(&["CLUSTER", "MYID"]);
+        let told = [self.to, self.from].into_iter().chain(nodes);
+        told.for_each(|node| _ = node.does(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id]));
+    }
+}
+
+#[test]
+fn a_lock_is_taken_kept_and_released_while_its_slot_moves() {
+    let (nodes, url) = cluster();
+    let dlock =
+        || Dlock::new().env("DLOCK_BACKEND", &url).run("job").args(["--ttl", "20s", "--connect-timeout", "30s"]);
+    let slot = nodes[0].does(&["CLUSTER", "KEYSLOT", "dlock:job"]);
+    let owner = |node: &&Redis| node.does(&["CLUSTER", "COUNTKEYSINSLOT", &slot]) != "0";
+    let refused = |node: &Redis, error: &str| {
+        let errors = node.does(&["INFO", "errorstats"]);
+        errors.lines().any(|line| line.starts_with(&format!("errorstat_{error}:")))
+    };
+    dlock().sh("exit 0").ended().expect(0).silently();
+    let first = nodes.iter().position(|node| owner(&node)).unwrap();
+    let moves: Vec<Move> = (0..4)
+        .map(|n| Move { slot: slot.clone(), from: &nodes[(first + n) % 3], to: &nodes[(first + n + 1) % 3] })
+        .collect();
+
+    // Taken: it has to wait until its keys are together again, and no longer.
+    moves[0].begins();
+    let log = Log::new();
+    let holder = dlock().args(log.witness(&[])).spawn();
+    until("the old node to be asked in vain", || refused(moves[0].from, "TRYAGAIN"));
+    moves[0].carries_keys();
+    until("the old node to send it on", || refused(moves[0].from, "ASK"));
+    moves[0].ends(&nodes);
+    log.await_runs(1, 1);
+
+    // Kept.
+    for step in &moves[1..3] {
+        let left = |node: &Redis| node.does(&["PTTL", "dlock:job"]).parse::<i64>().unwrap();
+        step.begins();
+        step.carries_keys();
+        until("a renewal to be sent on", || refused(step.from, "ASK"));
+        step.ends(&nodes);
+        let before = left(step.to);
+        until("a renewal at the new node", || left(step.to) > before);
+        log.await_beat();
+    }
+    let next = dlock().args(log.witness(&["for=20"])).spawn();
+    until("a waiter", || {
+        let told = Dlock::new().env("DLOCK_BACKEND", &url).args(["status", "--json", "job"]).ended().expect(0).stdout;
+        serde_json::from_str::<serde_json::Value>(&told).unwrap()[0]["waiters"].as_array().unwrap().len() == 1
+    });
+
+    // Released.
+    moves[3].begins();
+    holder.signal(Signal::SIGTERM);
+    moves[3].carries_keys();
+    moves[3].ends(&nodes);
+    holder.ended().expect(143);
+    next.ended().expect(0);
+    log.assert_no_overlap();
+}
+
+#[test]
+fn a_cluster_has_every_lock_at_its_own_node() {
+    let (nodes, url) = cluster();
     let dlock = || Dlock::new().env("DLOCK_BACKEND", &url);
     for name in ["a", "b/c", "d", "e:f", "g"] {
         dlock().run(name).args(["--once", "k"]).sh("exit 0").ended().expect(0).silently();

@@ -1,12 +1,16 @@
 //! Real etcd servers: one that many tests share, one of one's own to break, or a cluster of three.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::rc::Rc;
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
+use super::place::{Expect, Leader, Place, Server, Started};
 use super::{Bed, Daemon, Proxy, free_port, server_home, until};
+use crate::matrix::{Fault, faults};
 
 /// One etcd process.
 pub struct Member {
@@ -203,3 +207,93 @@ pub fn shared() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::new)
 }
+
+/// One member of a cluster, to be broken.
+pub struct Breakable {
+    cluster: Rc<RefCell<Etcd>>,
+    number: usize,
+}
+
+impl Breakable {
+    pub fn all_of(cluster: Etcd) -> Vec<Box<dyn Server>> {
+        let (count, cluster) = (cluster.members.len(), Rc::new(RefCell::new(cluster)));
+        let member = |number| -> Box<dyn Server> { Box::new(Breakable { cluster: Rc::clone(&cluster), number }) };
+        (0..count).map(member).collect()
+    }
+}
+
+impl Server for Breakable {
+    fn port(&self) -> u16 {
+        let endpoint = &self.cluster.borrow().endpoints()[self.number];
+        endpoint.rsplit(':').next().unwrap().parse().unwrap()
+    }
+
+    fn freeze(&self) {
+        self.cluster.borrow().members[self.number].freeze();
+    }
+
+    fn thaw(&self) {
+        self.cluster.borrow().members[self.number].thaw();
+    }
+
+    fn kill(&self) {
+        self.cluster.borrow_mut().members[self.number].kill();
+    }
+
+    fn start_again(&self) {
+        self.cluster.borrow_mut().members[self.number].restart();
+    }
+
+    fn forget(&self) {
+        self.cluster.borrow().members[self.number].forget();
+    }
+
+    fn delete_record(&self, name: &str) {
+        let cluster = self.cluster.borrow();
+        let oldest = ["--sort-by=CREATE", "--order=ASCEND", "--limit=1", "--keys-only"];
+        let prefix = format!("dlock/{name}/");
+        let key = cluster.ctl(&[&["get", "--prefix", &prefix][..], &oldest].concat());
+        cluster.ctl(&["del", key.trim()]);
+    }
+
+    fn leads(&self) -> bool {
+        self.cluster.borrow().leader() == self.number
+    }
+}
+
+/// Go asks the kernel for the time, past every library that could tell it another; by etcd's design its leases do not
+/// depend on it.
+pub static ETCD: Place = Place {
+    name: "etcd",
+    url: "etcd://HOSTS",
+    hosts: 1,
+    start: |_| Started::of(Breakable::all_of(Etcd::new())),
+    independent: false,
+    leader: Leader::Nobody,
+    late: 16,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, &[Fault::ServersRestartedEmpty, Fault::RecordDeleted]],
+    expect: &[(Fault::ServersRestartedEmpty, Expect::NoOverlapButTokens)],
+    exit_codes: &[],
+    short: &[&[
+        Fault::PathFrozen,
+        Fault::PathCut,
+        Fault::ServersPaused,
+        Fault::RecordDeleted,
+        Fault::DlockStopped,
+        Fault::MachineFrozen,
+    ]],
+    covered: true,
+};
+
+/// Members that have forgotten are replaced by their operators, not restarted.
+pub static ETCD_3: Place = Place {
+    name: "etcd, 3 members",
+    hosts: 3,
+    start: |_| Started::of(Breakable::all_of(Etcd::cluster())),
+    leader: Leader::Elected,
+    late: 32,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::ELECTIONS, &[Fault::RecordDeleted]],
+    expect: &[],
+    short: &[&[Fault::LeaderKilled, Fault::LeaderWoken, Fault::ServersKilled]],
+    ..ETCD
+};

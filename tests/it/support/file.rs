@@ -6,7 +6,9 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use super::place::{Expect, Leader, Place, Started};
 use super::{Abilities, Bed};
+use crate::matrix::{Fault, faults};
 
 pub struct FileBed {
     dir: TempDir,
@@ -100,3 +102,22 @@ impl Bed for FileBed {
         Abilities { in_order: false, ..Abilities::default() }
     }
 }
+
+/// No server, so none that could fail. The kernel keeps the lock for whoever has it open, awake or not: whoever wakes first
+/// after a freeze decides (the guardian, whose time is over; dlock, which helps a guardian that has not acted in time; or
+/// the keeper, who finds that all is well). When the file is deleted, whoever waits is told in the same moment as the
+/// holder.
+pub static FILE: Place = Place {
+    name: "file",
+    url: "file://DIR",
+    hosts: 0,
+    start: |_| Started::of(Vec::new()),
+    independent: false,
+    leader: Leader::Nobody,
+    late: 32,
+    faults: &[faults::ANYWHERE, &[Fault::DiskFull, Fault::RecordDeleted]],
+    expect: &[(Fault::RecordDeleted, Expect::TokenRefuses), (Fault::MachineFrozen, Expect::NoOverlap)],
+    exit_codes: &[(Fault::MachineFrozen, &[79, 125, 137])],
+    short: &[&Fault::ALL],
+    covered: true,
+};

@@ -4,16 +4,17 @@ mod clock;
 mod daemon;
 mod dlock;
 pub mod etcd;
-mod file;
+pub mod file;
 mod home;
 mod netns;
+mod place;
 mod pooler;
-mod postgres;
+pub mod postgres;
 mod proxy;
 pub mod redis;
 mod terminal;
 mod witness;
-mod zookeeper;
+pub mod zookeeper;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ pub use dlock::{Dlock, Ended, Running};
 pub use file::{FileBed, may_mount};
 pub use home::server_home;
 pub use netns::{Network, address, cannot_make_networks};
+pub use place::{Expect, Ground, Leader, Place, Server, Started};
 pub use pooler::Pooler;
 pub use postgres::Postgres;
 pub use proxy::{Proxy, Tear};
@@ -31,6 +33,22 @@ pub use redis::{Redis, Redlock, Sentinel};
 pub use terminal::Terminal;
 pub use witness::{Log, Run, overlaps, tokens_grow};
 pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, zookeeper_server};
+
+/// Every backend that the tests break, as reports list them.
+pub static PLACES: [&Place; 12] = [
+    &file::FILE,
+    &redis::REDIS,
+    &redis::REDLOCK_3,
+    &redis::REDLOCK_5,
+    &etcd::ETCD,
+    &etcd::ETCD_3,
+    &zookeeper::ZOOKEEPER,
+    &zookeeper::ZOOKEEPER_3,
+    &postgres::POSTGRES,
+    &redis::SENTINEL,
+    &redis::REPLICATED,
+    &postgres::POSTGRES_PAIR,
+];
 
 /// A backend to test on. Many tests share its server, so each uses names of its own.
 pub trait Bed {

@@ -10,7 +10,9 @@ use nix::sys::signal::Signal;
 use nix::unistd::User;
 use tempfile::TempDir;
 
+use super::place::{Ground, Leader, Place, Server, Started};
 use super::{Bed, Clock, Daemon, children_of, free_port, server_home, until};
+use crate::matrix::{Fault, faults};
 
 pub struct Postgres {
     dir: TempDir,
@@ -274,3 +276,105 @@ fn append(file: &Path, text: &str) {
     let before = std::fs::read_to_string(file).unwrap();
     std::fs::write(file, before + text).unwrap();
 }
+
+impl Server for Postgres {
+    fn port(&self) -> u16 {
+        Postgres::port(self)
+    }
+
+    fn freeze(&self) {
+        Postgres::freeze(self);
+    }
+
+    fn thaw(&self) {
+        Postgres::thaw(self);
+    }
+
+    fn kill(&self) {
+        Postgres::kill(self);
+    }
+
+    fn start_again(&self) {
+        Postgres::start_again(self);
+    }
+
+    fn told(&self, words: &[&str]) -> String {
+        words.iter().map(|sql| self.try_sql(sql).unwrap_or_else(|error| error)).collect()
+    }
+
+    fn leads(&self) -> bool {
+        self.sql("SELECT pg_is_in_recovery()") == "f"
+    }
+
+    fn promote(&self) {
+        Postgres::promote(self);
+    }
+
+    fn set_clock_ahead(&self, seconds: i64) {
+        self.clock().unwrap().set_ahead(seconds);
+    }
+
+    fn refuses(&self, older: u64, newer: u64) -> bool {
+        let write = |token: u64| self.told(&[&format!("SELECT dlock.fence('resource', {token})")]);
+        !write(newer).contains("ERROR") && write(older).contains("ERROR")
+    }
+}
+
+/// A database that lost its disk is another database; one that is there refuses to have rows deleted. The holder may
+/// renew before anybody asks a server whose clock was set ahead.
+pub static POSTGRES: Place = Place {
+    name: "postgres",
+    url: "postgres://postgres@HOSTS/postgres",
+    hosts: 1,
+    start: |ground| match ground {
+        Ground::OwnClocks => Started::one(Postgres::with_clock()),
+        // Room for many contenders.
+        _ => Started::one(Postgres::with(&["max_connections=500"])),
+    },
+    independent: false,
+    leader: Leader::Nobody,
+    late: 16,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::CLOCKS],
+    expect: &[],
+    exit_codes: &[(Fault::ClockForward, &[79, 137])],
+    short: &[&[
+        Fault::PathFrozen,
+        Fault::AnswersLate,
+        Fault::ServersPaused,
+        Fault::ServersKilled,
+        Fault::ServersRestarted,
+        Fault::ClockBack,
+    ]],
+    covered: true,
+};
+
+/// With a synchronous standby: no commit counts before that has it, and a lease from before a failover counts anew,
+/// whatever the clocks say. A former primary may not come back.
+pub static POSTGRES_PAIR: Place = Place {
+    name: "postgres, synchronous standby",
+    hosts: 2,
+    start: |_| {
+        let (primary, standby) = Postgres::pair();
+        Started::of(vec![Box::new(primary), Box::new(standby)])
+    },
+    leader: Leader::OfPair { may_come_back: false },
+    late: 32,
+    faults: &[
+        faults::ANYWHERE,
+        faults::SERVERS,
+        &[
+            Fault::LeaderKilled,
+            Fault::LeaderWoken,
+            Fault::FollowerKilled,
+            Fault::PathFrozen,
+            Fault::PathCut,
+            Fault::PathHalfOpen,
+            Fault::PathSlowTwice,
+            Fault::GuardianStopped,
+        ],
+    ],
+    exit_codes: &[(Fault::FollowerKilled, &[79])],
+    short: &[&[Fault::LeaderWoken, Fault::FollowerKilled, Fault::PathFrozen]],
+    covered: false,
+    ..POSTGRES
+};

@@ -6,10 +6,16 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
+use super::place::{Expect, Ground, Leader, Place, Server, Started};
 use super::{Abilities, Bed, Clock, Daemon, free_port, server_home, until};
+use crate::matrix::{Fault, faults};
+
+/// Another product with the same protocol, from the Python environment that `tests/run` makes.
+const VALKEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-python/bin/valkey-server");
 
 /// One server, on a port of its own.
 pub struct Redis {
+    program: &'static str,
     daemon: RefCell<Daemon>,
     port: u16,
     dir: TempDir,
@@ -29,23 +35,27 @@ impl Redis {
 
     /// With a wall clock of its own.
     pub fn with_clock(options: &[&str]) -> Redis {
-        Redis::launch(server_home(), options, Some(Clock::new()))
+        Redis::launch("redis-server", server_home(), options, Some(Clock::new()))
     }
 
     pub fn in_dir(dir: TempDir, options: &[&str]) -> Redis {
-        Redis::launch(dir, options, None)
+        Redis::launch("redis-server", dir, options, None)
     }
 
-    fn launch(dir: TempDir, options: &[&str], clock: Option<Clock>) -> Redis {
+    pub fn valkey() -> Redis {
+        Redis::launch(VALKEY, server_home(), &[], None)
+    }
+
+    fn launch(program: &'static str, dir: TempDir, options: &[&str], clock: Option<Clock>) -> Redis {
         let own = dir.path().display().to_string();
         let options: Vec<String> = options.iter().map(|option| option.replace("DIR", &own)).collect();
         // A port that is free now may be taken by the time the server wants it.
         let try_start = || {
             let port = free_port();
-            Some((start(&dir, port, &options, clock.as_ref())?, port))
+            Some((start(program, &dir, port, &options, clock.as_ref())?, port))
         };
         let (daemon, port) = std::iter::repeat_with(try_start).flatten().next().unwrap();
-        Redis { daemon: RefCell::new(daemon), port, dir, options, clock }
+        Redis { program, daemon: RefCell::new(daemon), port, dir, options, clock }
     }
 
     /// A replica of this one that has all it has.
@@ -84,7 +94,7 @@ impl Redis {
     /// Comes back on the same port, with nothing but what it had on its disk.
     pub fn restart(&self) {
         self.kill();
-        until("Redis to be back", || match start(&self.dir, self.port, &self.options, self.clock()) {
+        until("Redis to be back", || match start(self.program, &self.dir, self.port, &self.options, self.clock()) {
             Some(daemon) => {
                 *self.daemon.borrow_mut() = daemon;
                 true
@@ -101,10 +111,10 @@ impl Redis {
 }
 
 /// Starts a server and waits until it says that it is ready; `None` if its port was taken.
-fn start(dir: &TempDir, port: u16, options: &[String], clock: Option<&Clock>) -> Option<Daemon> {
+fn start(program: &str, dir: &TempDir, port: u16, options: &[String], clock: Option<&Clock>) -> Option<Daemon> {
     let log = dir.path().join("log");
     let _ = std::fs::remove_file(&log);
-    let mut command = Command::new("redis-server");
+    let mut command = Command::new(program);
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", "", "--dir"]).arg(dir.path());
     command.args(options);
     if let Some(clock) = clock {
@@ -149,17 +159,22 @@ impl Sentinel {
     pub const GROUP: &str = "mine";
 
     pub fn over(master: &Redis) -> Sentinel {
-        // A port that is free now may be taken by the time the sentinel wants it.
-        std::iter::repeat_with(|| Sentinel::try_over(master)).flatten().next().unwrap()
+        Sentinel::with(master, "", &[])
     }
 
-    fn try_over(master: &Redis) -> Option<Sentinel> {
+    /// With more lines in its configuration, and what redis-cli has to say to be let in.
+    pub fn with(master: &Redis, lines: &str, login: &[&str]) -> Sentinel {
+        // A port that is free now may be taken by the time the sentinel wants it.
+        std::iter::repeat_with(|| Sentinel::try_over(master, lines, login)).flatten().next().unwrap()
+    }
+
+    fn try_over(master: &Redis, lines: &str, login: &[&str]) -> Option<Sentinel> {
         let (dir, port) = (server_home(), free_port());
         let config = dir.path().join("sentinel.conf");
         let (home, group) = (dir.path().display(), Sentinel::GROUP);
         let text = format!(
             "port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor {group} 127.0.0.1 {} 1\n\
-             sentinel down-after-milliseconds {group} 500\nsentinel failover-timeout {group} 3000\n",
+             sentinel down-after-milliseconds {group} 500\nsentinel failover-timeout {group} 3000\n{lines}\n",
             master.port
         );
         std::fs::write(&config, text).unwrap();
@@ -167,7 +182,7 @@ impl Sentinel {
         command.arg(&config);
         let mut daemon = Daemon::spawn(command, &dir.path().join("log"));
         until("the sentinel to know its master", || {
-            let told = ask(port, &[], &["sentinel", "master", group]);
+            let told = ask(port, login, &["sentinel", "master", group]);
             daemon.has_ended() || String::from_utf8_lossy(&told.stdout).contains("num-slaves\n1")
         });
         (!daemon.has_ended()).then_some(Sentinel { port, _daemon: daemon, _dir: dir })
@@ -205,3 +220,178 @@ impl Bed for Redlock {
         Abilities { shared_and_slots: false, in_order: false }
     }
 }
+
+impl Server for Redis {
+    fn port(&self) -> u16 {
+        Redis::port(self)
+    }
+
+    fn freeze(&self) {
+        self.daemon().freeze();
+    }
+
+    fn thaw(&self) {
+        self.daemon().thaw();
+    }
+
+    fn kill(&self) {
+        Redis::kill(self);
+    }
+
+    fn start_again(&self) {
+        self.restart();
+    }
+
+    fn forget(&self) {
+        std::fs::remove_dir_all(self.dir().join("appendonlydir")).unwrap();
+    }
+
+    fn delete_record(&self, name: &str) {
+        self.does(&["DEL", &format!("dlock:{name}")]);
+    }
+
+    fn told(&self, words: &[&str]) -> String {
+        self.does(words)
+    }
+
+    fn leads(&self) -> bool {
+        self.is_master()
+    }
+
+    fn set_clock_ahead(&self, seconds: i64) {
+        self.clock().unwrap().set_ahead(seconds);
+    }
+}
+
+/// A server that loses nothing when it is killed, and lets a replica begin at once.
+const DURABLE: [&str; 6] = ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"];
+
+fn servers(count: usize, ground: Ground) -> Started {
+    let start = if ground == Ground::OwnClocks { Redis::with_clock } else { Redis::with };
+    Started::of((0..count).map(|_| -> Box<dyn Server> { Box::new(start(&DURABLE)) }).collect())
+}
+
+/// What only Redis can have: others cannot be made to answer with more than a dlock has room for.
+const ITS_OWN: &[Fault] =
+    &[Fault::ServersRestartedEmpty, Fault::RecordDeleted, Fault::Flushed, Fault::Evicted, Fault::DlockOutOfMemory];
+
+pub static REDIS: Place = Place {
+    name: "redis",
+    url: "redis://HOSTS",
+    hosts: 1,
+    start: |ground| servers(1, ground),
+    independent: false,
+    leader: Leader::Nobody,
+    late: 4,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::CLOCKS, ITS_OWN],
+    expect: &[],
+    exit_codes: &[],
+    short: &[&Fault::ALL],
+    covered: true,
+};
+
+/// Nodes that have forgotten the lock are taken again by its holder; whoever waits is told in the same moment as it.
+pub static REDLOCK_3: Place = Place {
+    name: "redlock, 3 nodes",
+    url: "redlock://HOSTS",
+    hosts: 3,
+    start: |ground| servers(3, ground),
+    independent: true,
+    late: 32,
+    faults: &[
+        faults::ANYWHERE,
+        faults::PATHS,
+        faults::SERVERS,
+        faults::CLOCKS,
+        ITS_OWN,
+        &[Fault::OneRestartedEmpty, Fault::MajorityRotates],
+    ],
+    expect: &[
+        (Fault::ServersRestartedEmpty, Expect::TokenRefuses),
+        (Fault::RecordDeleted, Expect::TokenRefuses),
+        (Fault::Flushed, Expect::TokenRefuses),
+        (Fault::Evicted, Expect::TokenRefuses),
+    ],
+    exit_codes: &[
+        (Fault::ClockForward, &[79, 137]),
+        (Fault::ServersRestartedEmpty, &[79, 137]),
+        (Fault::RecordDeleted, &[79, 137]),
+        (Fault::Flushed, &[79, 137]),
+        (Fault::Evicted, &[79, 137]),
+    ],
+    short: &[&[
+        Fault::PathFrozen,
+        Fault::PathCut,
+        Fault::ServersPaused,
+        Fault::OneRestartedEmpty,
+        Fault::MajorityRotates,
+        Fault::DlockStopped,
+    ]],
+    ..REDIS
+};
+
+pub static REDLOCK_5: Place = Place {
+    name: "redlock, 5 nodes",
+    hosts: 5,
+    start: |ground| servers(5, ground),
+    short: &[],
+    covered: false,
+    ..REDLOCK_3
+};
+
+/// With a replica. Redis tells its client before its replica: what that has not heard of when it takes over never was. A
+/// waiter that saw the holder says so to the new master; but a newcomer has seen nothing, and nobody has seen the last
+/// renewal for certain. The sentinel may make the one or the other the master when both are back.
+pub static SENTINEL: Place = Place {
+    name: "redis, Sentinel",
+    url: "redis+sentinel://HOSTS/mine",
+    start: |_| {
+        let master = Redis::with(&DURABLE);
+        let replica = master.replica(&DURABLE);
+        let sentinel = Some(Sentinel::over(&master));
+        Started { servers: vec![Box::new(master), Box::new(replica)], sentinel }
+    },
+    leader: Leader::OfPair { may_come_back: true },
+    late: 32,
+    faults: &[
+        faults::ANYWHERE,
+        faults::SERVERS,
+        faults::ELECTIONS,
+        &[Fault::LeaderLost, Fault::FollowerKilled, Fault::RecordDeleted, Fault::DlockOutOfMemory],
+    ],
+    expect: &[
+        (Fault::LeaderKilled, Expect::TokenRefuses),
+        (Fault::LeaderFrozen, Expect::TokenRefuses),
+        (Fault::LeaderWoken, Expect::TokenRefuses),
+        (Fault::LeaderLost, Expect::TokenRefuses),
+        (Fault::ServersPausedBriefly, Expect::TokenRefuses),
+        (Fault::ServersPaused, Expect::TokenRefuses),
+        (Fault::ServersKilled, Expect::TokenRefuses),
+        (Fault::ServersRestarted, Expect::TokenRefuses),
+    ],
+    short: &[&[Fault::LeaderLost, Fault::DlockStopped]],
+    covered: false,
+    ..REDIS
+};
+
+/// With wait-replicas=1 nothing counts before the one replica has it, and a former master that still takes itself for one
+/// has no replica to confirm anything: as long as the two servers' clocks agree.
+pub static REPLICATED: Place = Place {
+    name: "redis, Sentinel, wait-replicas=1",
+    url: "redis+sentinel://HOSTS/mine?wait-replicas=1",
+    faults: &[
+        faults::ANYWHERE,
+        faults::SERVERS,
+        &[
+            Fault::LeaderKilled,
+            Fault::LeaderWoken,
+            Fault::FollowerKilled,
+            Fault::RecordDeleted,
+            Fault::DlockOutOfMemory,
+        ],
+    ],
+    expect: &[],
+    exit_codes: &[(Fault::FollowerKilled, &[79])],
+    short: &[&[Fault::LeaderKilled, Fault::ServersRestarted]],
+    ..SENTINEL
+};

@@ -1,15 +1,19 @@
 //! ZooKeeper servers of Debian's package: one alone, or an ensemble of three.
 
+use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::place::{self, Expect, Ground, Leader, Place, Started};
 use super::{Bed, Clock, Daemon, Proxy, free_port, server_home, until};
+use crate::matrix::{Fault, faults};
 
 /// One server process with its directory; can be killed and started again.
 pub struct Server {
@@ -218,3 +222,127 @@ impl Bed for ZooKeeperEnsemble {
         format!("zookeeper://{}", hosts.join(","))
     }
 }
+
+impl place::Server for ZooKeeperBed {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn freeze(&self) {
+        self.server().daemon.freeze();
+    }
+
+    fn thaw(&self) {
+        self.server().daemon.thaw();
+    }
+
+    fn kill(&self) {
+        self.server().daemon.kill();
+    }
+
+    fn start_again(&self) {
+        self.server().restart();
+    }
+
+    fn forget(&self) {
+        self.server().forget();
+    }
+
+    fn delete_record(&self, name: &str) {
+        behead(self.port, name);
+    }
+
+    fn set_clock_ahead(&self, seconds: i64) {
+        self.server().clock.as_ref().unwrap().set_ahead(seconds);
+    }
+}
+
+/// Deletes the node of whoever holds the lock.
+fn behead(port: u16, name: &str) {
+    let deleted = kazoo(port, name, "-").arg("behead").output().unwrap();
+    assert!(deleted.status.success(), "{deleted:?}");
+}
+
+/// One server of a ZooKeeper ensemble.
+pub struct Peer {
+    ensemble: Rc<RefCell<ZooKeeperEnsemble>>,
+    number: usize,
+}
+
+impl Peer {
+    pub fn all_of(ensemble: ZooKeeperEnsemble) -> Vec<Box<dyn place::Server>> {
+        let (count, ensemble) = (ensemble.servers.len(), Rc::new(RefCell::new(ensemble)));
+        let peer = |number| -> Box<dyn place::Server> { Box::new(Peer { ensemble: Rc::clone(&ensemble), number }) };
+        (0..count).map(peer).collect()
+    }
+}
+
+impl place::Server for Peer {
+    fn port(&self) -> u16 {
+        self.ensemble.borrow().servers[self.number].port
+    }
+
+    fn freeze(&self) {
+        self.ensemble.borrow().servers[self.number].daemon.freeze();
+    }
+
+    fn thaw(&self) {
+        self.ensemble.borrow().servers[self.number].daemon.thaw();
+    }
+
+    fn kill(&self) {
+        self.ensemble.borrow_mut().servers[self.number].daemon.kill();
+    }
+
+    fn start_again(&self) {
+        self.ensemble.borrow_mut().servers[self.number].restart();
+    }
+
+    fn delete_record(&self, name: &str) {
+        behead(self.port(), name);
+    }
+
+    fn leads(&self) -> bool {
+        self.ensemble.borrow().servers[self.number].role().as_deref() == Some("leader")
+    }
+}
+
+/// A session lasts for so long on a clock that nobody sets.
+pub static ZOOKEEPER: Place = Place {
+    name: "zookeeper",
+    url: "zookeeper://HOSTS",
+    hosts: 1,
+    start: |ground| match ground {
+        Ground::OwnClocks => Started::one(ZooKeeperBed::with_clock()),
+        _ => Started::one(ZooKeeperBed::new("")),
+    },
+    independent: false,
+    leader: Leader::Nobody,
+    late: 32,
+    faults: &[
+        faults::ANYWHERE,
+        faults::PATHS,
+        faults::SERVERS,
+        faults::CLOCKS,
+        &[Fault::ServersRestartedEmpty, Fault::RecordDeleted],
+    ],
+    expect: &[(Fault::ServersRestartedEmpty, Expect::NoOverlapButTokens), (Fault::ClockForward, Expect::NoOverlap)],
+    exit_codes: &[(Fault::ClockForward, &[79, 137])],
+    short: &[&[Fault::PathFrozen, Fault::PathCut, Fault::ServersPaused, Fault::RecordDeleted, Fault::ClockForward]],
+    covered: true,
+};
+
+/// Servers that have forgotten are replaced by their operators, not restarted. What one server does with its clock is
+/// what three do.
+pub static ZOOKEEPER_3: Place = Place {
+    name: "zookeeper, 3 servers",
+    hosts: 3,
+    start: |_| Started::of(Peer::all_of(ZooKeeperEnsemble::new())),
+    leader: Leader::Elected,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::ELECTIONS, &[Fault::RecordDeleted]],
+    expect: &[],
+    exit_codes: &[],
+    short: &[&[Fault::LeaderKilled, Fault::ServersKilled]],
+    covered: false,
+    ..ZOOKEEPER
+};

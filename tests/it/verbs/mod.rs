@@ -6,10 +6,10 @@ mod redis;
 mod redlock;
 mod zookeeper;
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use dlock::backend::{Ask, Attempt, Backend, Busy, Ending, Lease, Patience};
-use dlock::lock::{Identity, LastRun, Mode, Outcome};
+use dlock::lock::{Holder, Identity, LastRun, Mode, Outcome};
 
 /// For a server on a machine that is busy with other tests.
 const PATIENCE: Patience = Patience { connect: Duration::from_secs(60), attempt: Duration::from_secs(60) };
@@ -25,21 +25,12 @@ fn ask(name: &str, mode: Mode) -> Ask {
     }
 }
 
-/// The end of a successful run.
+/// The end of a successful run, the same whenever it is asked for.
 fn ending(lease: &Lease) -> Ending {
-    let last_run = LastRun {
-        fencing_token: lease.token,
-        host: "h".into(),
-        user: "u".into(),
-        command: "make all".into(),
-        started_at: SystemTime::UNIX_EPOCH,
-        ended_at: None,
-        outcome: Outcome::Exited,
-        exit_code: Some(0),
-        once: None,
-        reason: None,
-    };
-    Ending { last_run: Some(last_run), hold_until: None }
+    let (fencing_token, acquired_at) = (Some(lease.token), Some(std::time::SystemTime::UNIX_EPOCH));
+    let holder = Holder { fencing_token, acquired_at, owner: Some(lease.owner.to_string()), ..Holder::default() };
+    let last_run = LastRun { outcome: Outcome::Exited, exit_code: Some(0), ..LastRun::vanished(&holder) };
+    Ending { last_run: Some(last_run), keep: 20, hold_until: None }
 }
 
 async fn granted(backend: &mut dyn Backend, ask: &Ask) -> Lease {

@@ -57,7 +57,7 @@ fn a_connection_that_breaks_costs_nothing() {
 
 #[test]
 fn a_server_that_is_killed_and_comes_back_still_knows_the_holder() {
-    // Whoever had no first answer yet when the server was killed does not know that it waits, and gives up.
+    // A dlock that had no first answer yet when the server was killed does not know that it waits, and gives up.
     while !comes_back_and_knows_the_holder() {}
 }
 
@@ -112,13 +112,13 @@ fn a_server_that_comes_back_without_its_data_does_not_know_the_holder() {
     bed.server().daemon.kill();
     bed.server().forget();
     bed.server().restart();
-    // It turns away whoever has seen more than it has: unknown, so the lease has to run out.
+    // It refuses clients that have seen more than it has: unknown, so the lease has to run out.
     holder.ended().expect(79);
 }
 
 #[test]
 fn a_waiter_waits_until_a_holder_that_the_server_forgot_is_dead() {
-    // Whoever had no first answer yet when the server was killed does not know that it waits, and gives up.
+    // A dlock that had no first answer yet when the server was killed does not know that it waits, and gives up.
     while !waits_for_one_that_the_server_forgot() {}
 }
 
@@ -247,7 +247,7 @@ fn whichever_server_stands_still_the_ensemble_keeps_the_lock() {
 }
 
 /// A server cut off from its leader goes on answering for `syncLimit` ticks, here 40 s, while the leader
-/// expires the sessions of its clients. Whoever takes its answers for a renewal overlaps.
+/// expires the sessions of its clients. A client that takes its answers for a renewal overlaps.
 #[test]
 fn a_server_that_has_lost_its_leader_renews_nothing() {
     let (ensemble, name, log) = (ZooKeeperEnsemble::divisible(), unique("partition"), Log::new());

@@ -1,7 +1,7 @@
 //! Keeper, guardian, command, server, and somebody else who takes the lock as soon as it is free. Requests and
 //! answers are late or lost in every way; dlock or its guardian dies at any step, and the server may crash once
 //! and come back with its data; a dlock that is stopped is one whose steps do not happen. Deadlines are the real
-//! ones, of [`Terms`], to the millisecond; what is free to happen at any time happens at steps of 200 ms, and at
+//! ones, of [`LeaseTiming`], to the millisecond; what is free to happen at any time happens at steps of 200 ms, and at
 //! every instant at which a lease or its allowance ends.
 //!
 //! The server's clock may run 1 % fast or slow against ours. Killing may take as long as the margin: what the
@@ -17,7 +17,7 @@ mod wire;
 use std::time::Duration;
 
 use dlock::clock::Instant;
-use dlock::lock::{Term, Terms};
+use dlock::lock::{Grant, LeaseTiming};
 use wire::{Message, Wire};
 
 use super::Model;
@@ -121,8 +121,8 @@ impl Lease {
     /// The end of a lease that counts from `since`, and how long before it everything is killed.
     fn end(&self, since: Millis) -> (Millis, Millis) {
         let (origin, ttl) = (Instant::from_nanos(0), Duration::from_millis(TTL.into()));
-        let terms = Terms { ttl, kill_after: ttl / 6 };
-        let deadlines = terms.deadlines(Term { from: origin, ttl, slack: Duration::ZERO });
+        let timing = LeaseTiming { ttl, kill_after: ttl / 6 };
+        let deadlines = timing.deadlines(Grant { from: origin, ttl, slack: Duration::ZERO });
         let millis = |span: Duration| Millis::try_from(span.as_millis()).expect("less than a minute");
         let drift = if self.no_allowance_for_drift { TTL / 100 } else { 0 };
         (since + millis(deadlines.end.since(origin)) + drift, millis(deadlines.end.since(deadlines.kill_at)))

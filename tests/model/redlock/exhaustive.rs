@@ -3,9 +3,11 @@
 //! any moment, and from then on each node may forget it, each at a moment of its own. A request that has not arrived
 //! when its sender goes on may do so at any time after; tests/it/verbs/redlock/orders.rs does that to the scripts.
 
-use dlock::backend::redis::resp::Value;
+use dlock::backend::redlock::OURS;
 use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::answer::Answer;
 use dlock::backend::redlock::nodes::{Reply, count};
+use dlock::lock::Token;
 
 use crate::{Model, explore};
 
@@ -126,9 +128,9 @@ impl Tokens {
     /// Whoever has heard enough goes on, by the functions that the backend itself decides with.
     fn decide(&self, state: &State, who: usize) -> Option<State> {
         let contender = &state.contenders[who];
-        let reply = |candidate: u8| -> Reply { Ok(("ours".into(), vec![Value::Text(candidate.to_string().into())])) };
+        let reply = |candidate: u8| -> Reply { Ok(Answer::Ours(Some(Token(candidate.into())))) };
         let replies: Vec<Reply> = contender.ours.iter().flatten().map(|&candidate| reply(candidate)).collect();
-        let token = u8::try_from(token(&replies).filter(|_| count(&replies, "ours") > NODES / 2)?.0).ok()?;
+        let token = u8::try_from(token(&replies).filter(|_| count(&replies, OURS) > NODES / 2)?.0).ok()?;
         let mut next = self.goes_on(state, who);
         match contender.phase {
             Phase::Takes if self.phases == Phases::Two => {

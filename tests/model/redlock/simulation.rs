@@ -6,9 +6,11 @@
 
 use std::collections::HashMap;
 
-use dlock::backend::redis::resp::Value;
+use dlock::backend::redlock::OURS;
 use dlock::backend::redlock::acquire::token;
+use dlock::backend::redlock::answer::Answer;
 use dlock::backend::redlock::nodes::{Reply, count};
+use dlock::lock::Token;
 
 const NODES: usize = 3;
 const TTL: u64 = 60;
@@ -70,7 +72,7 @@ impl Node {
         let given_up = self.late.get(&owner).is_some_and(|&last| n <= last);
         let is_old = self.taken.0 == owner && self.taken.1 > n;
         if given_up || is_old || self.holder(now).is_some_and(|holder| holder != owner) {
-            return Ok(("theirs".into(), Vec::new()));
+            return Ok(Answer::Gone(None));
         }
         self.lock = Some((owner, now + TTL));
         self.taken = (owner, n);
@@ -78,15 +80,15 @@ impl Node {
         if scheme == Scheme::GreatestOfCounters {
             self.counter = candidate;
         }
-        Ok(("ours".into(), vec![Value::Text(candidate.to_string().into())]))
+        Ok(Answer::Ours(Some(Token(candidate))))
     }
 
     fn raise(&mut self, owner: usize, to: u64, now: u64) -> Reply {
         if self.holder(now) != Some(owner) || self.counter > to {
-            return Ok(("gone".into(), Vec::new()));
+            return Ok(Answer::Gone(None));
         }
         self.counter = to;
-        Ok(("ours".into(), Vec::new()))
+        Ok(Answer::Ours(None))
     }
 
     fn give_back(&mut self, Request { owner, n, given_up, .. }: Request, scheme: Scheme) -> Reply {
@@ -96,7 +98,7 @@ impl Node {
         if !is_old || scheme == Scheme::LateGivesBackToo {
             self.lock = self.lock.filter(|&(holder, _)| holder != owner);
         }
-        Ok(("done".into(), Vec::new()))
+        Ok(Answer::Done)
     }
 }
 
@@ -198,7 +200,7 @@ impl World {
     }
 
     fn decide(&mut self, contender: &mut Contender) {
-        let majority = count(&contender.replies, "ours") > NODES / 2;
+        let majority = count(&contender.replies, OURS) > NODES / 2;
         match (contender.step, token(&contender.replies)) {
             (Step::GiveBack, _)
                 if !self.grants.iter().any(|grant| grant.owner == contender.owner) && !self.random.one_in(3) =>

@@ -44,8 +44,8 @@ async fn a_deposed_leader_does_not_make_us_claim_more_than_its_successor_grants(
 async fn check(renewal: Result<Renewal>, other: &mut etcd::Etcd, ask: &Ask) -> bool {
     let holder = answered(other, ask).await.holders.into_iter().next();
     match renewal {
-        Ok(Renewal::Held(term)) => {
-            let claimed = (term.from + term.ttl).remaining();
+        Ok(Renewal::Held(grant)) => {
+            let claimed = (grant.from + grant.ttl).remaining();
             let granted = holder.and_then(|holder| holder.expires_in).unwrap_or_default();
             assert!(claimed <= granted + Duration::from_secs(1), "claimed {claimed:?}, granted {granted:?}");
             true

@@ -1,6 +1,7 @@
 //! Each verb against a real etcd, with the faults that a proxy cannot place: a request applied twice, a
 //! lease that ends between two requests.
 
+mod history;
 mod leader;
 mod queueing;
 mod releasing;
@@ -44,8 +45,8 @@ async fn a_lock_is_granted_renewed_released_and_handed_on() {
     assert_eq!(waiting.ahead, Some(1));
     assert_eq!(waiting.holder.unwrap().owner.as_deref(), Some(first.who.owner.as_str()));
 
-    let Renewal::Held(term) = a.renew(&lease).await.unwrap() else { panic!("lost") };
-    assert!(term.from > lease.term.from && term.ttl == Duration::from_secs(30));
+    let Renewal::Held(grant) = a.renew(&lease).await.unwrap() else { panic!("lost") };
+    assert!(grant.from > lease.grant.from && grant.ttl == Duration::from_secs(30));
 
     let state = a.inspect(&first.name).await.unwrap();
     assert_eq!((state.state, state.holders.len(), state.waiters.len()), (State::Held, 1, 1));
@@ -58,7 +59,7 @@ async fn a_lock_is_granted_renewed_released_and_handed_on() {
     assert_eq!(a.release(&lease, &end).await.unwrap(), Released::Done, "an unanswered release is found again");
     told(&mut b).await;
     let next = granted(&mut b, &second).await;
-    assert!(next.token > lease.token && next.term.from < clock::now());
+    assert!(next.token > lease.token && next.grant.from < clock::now());
     let mut other = end.clone();
     other.last_run.as_mut().unwrap().command = "another".to_owned();
     assert_eq!(a.release(&lease, &other).await.unwrap(), Released::NotOurs);
@@ -151,9 +152,9 @@ async fn slots_are_unique_among_holders_and_tokens_grow_in_each() {
     assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(3));
     assert!(matches!(
         etcds[3].try_acquire(&Ask { mode: Mode::Slots(3), ..ask("n") }).await.unwrap(),
-        Attempt::OtherTerms(_)
+        Attempt::OtherSlots(_)
     ));
-    assert!(matches!(etcds[3].try_acquire(&ask("n")).await.unwrap(), Attempt::OtherTerms(_)));
+    assert!(matches!(etcds[3].try_acquire(&ask("n")).await.unwrap(), Attempt::OtherSlots(_)));
     assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(3));
 
     assert!(matches!(etcds[0].renew(&zero).await.unwrap(), Renewal::Held(_)));
@@ -183,7 +184,7 @@ async fn an_unanswered_grant_is_found_again_and_counted_from_a_renewal() {
     a.members.grant_lease(lease_id(&first.name, first.who.owner.as_str()), first.ttl).await.unwrap();
     let before = clock::now();
     let lease = granted(&mut b, &first).await;
-    assert!(lease.term.from >= before);
+    assert!(lease.grant.from >= before);
     a.withdraw(&first).await.unwrap();
     assert_eq!(a.inspect(&first.name).await.unwrap().state, State::Free, "withdrawing frees what we did not know of");
     a.withdraw(&first).await.unwrap();

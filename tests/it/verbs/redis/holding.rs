@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dlock::backend::redis::answer::text;
 use dlock::backend::{Ask, Attempt, Backend, Ending, Lease, Released, Renewal, Revoke, Revoked};
 use dlock::clock;
 use dlock::lock::{Holder, LastRun, Mode, State, Token};
@@ -56,9 +57,48 @@ async fn who_stops_listening_in_the_middle_keeps_the_connection() {
         server.thaw();
         assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Held(_)));
     }
-    let connections = server.does(&["INFO", "stats"]).await.text().unwrap();
+    let connections = text(&server.does(&["INFO", "stats"]).await).unwrap();
     // Ours, and the one that asks.
     assert!(connections.contains("total_connections_received:2\r\n"), "{connections}");
+}
+
+#[tokio::test]
+async fn a_connection_with_a_request_that_was_given_up_is_never_used_again() {
+    let server = Server::start();
+    let (mut a, one) = (server.client(), ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    server.freeze();
+    tokio::select! {
+        biased;
+        renewal = a.renew(&lease) => panic!("{renewal:?} by a server that is stopped"),
+        () = tokio::time::sleep(Duration::from_millis(20)) => {}
+    }
+    server.thaw();
+    // Its answer would be taken for that of the next request.
+    let state = a.inspect(&one.name).await.unwrap();
+    assert_eq!(state.holders.len(), 1);
+    let connections = text(&server.does(&["INFO", "stats"]).await).unwrap();
+    // The old one, the new one, and the one that asks.
+    assert!(connections.contains("total_connections_received:3\r\n"), "{connections}");
+}
+
+#[tokio::test]
+async fn a_lease_counts_from_before_its_request_could_leave() {
+    let server = Server::start();
+    let (mut a, one) = (server.client(), ask(Mode::Exclusive));
+    a.inspect(&one.name).await.unwrap();
+    let thaw = async || {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let thawed = clock::now();
+        server.thaw();
+        thawed
+    };
+    server.freeze();
+    let (lease, thawed) = tokio::join!(granted(&mut a, &one), thaw());
+    assert!(lease.grant.from < thawed);
+    server.freeze();
+    let (renewal, thawed) = tokio::join!(a.renew(&lease), thaw());
+    assert!(matches!(renewal.unwrap(), Renewal::Held(grant) if grant.from < thawed));
 }
 
 #[tokio::test]
@@ -110,7 +150,7 @@ async fn a_hold_keeps_others_out_until_its_end_without_us() {
         }
     }
     // Redis keeps a hold in milliseconds of its own clock, cut off at both ends.
-    assert!(until.remaining() <= lease.term.slack, "granted {:?} too early", until.remaining());
+    assert!(until.remaining() <= lease.grant.slack, "granted {:?} too early", until.remaining());
 }
 
 #[tokio::test]
@@ -138,7 +178,7 @@ async fn a_revoked_holder_is_told_why_and_keeps_the_lock_until_it_lets_go() {
         Revoked::Freed
     );
     told(&mut a).await;
-    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Taken(why) if why == "stuck"));
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::ForceReleased(why) if why == "stuck"));
 }
 
 #[tokio::test]

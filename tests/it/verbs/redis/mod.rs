@@ -4,10 +4,11 @@ mod holding;
 mod waiting;
 
 use dlock::backend::redis::Redis;
-use dlock::backend::redis::resp::Value;
 use dlock::backend::redis::{server, target::Target};
 use dlock::backend::{Address, Ask};
 use dlock::lock::Mode;
+
+use redis::{Value, cmd};
 
 use super::PATIENCE;
 use crate::support::{self, Bed};
@@ -48,8 +49,7 @@ impl Server {
 
     /// What an operator or a foreign program would do.
     pub async fn does(&self, command: &[&str]) -> Value {
-        let command = command.iter().map(|part| part.as_bytes().to_vec()).collect();
-        self.link().call(&[command]).await.unwrap().remove(0)
+        self.link().call(cmd(command[0]).arg(&command[1..])).await.unwrap()
     }
 }
 

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use dlock::backend::redis::Redis;
-use dlock::backend::redis::resp::Value;
+use dlock::backend::redis::answer::number;
 use dlock::backend::{Ask, Attempt, Backend, Released, Renewal, Revoke, Revoked};
 use dlock::clock;
 use dlock::lock::{Mode, State, Token};
+use redis::Value;
 
 use super::super::{busy, ending, granted, told};
 use super::{Server, ask};
@@ -39,7 +40,7 @@ async fn asking_again_finds_the_same_grant() {
     let first = granted(&mut server.client(), &one).await;
     let again = granted(&mut server.client(), &one).await;
     assert_eq!(first.token, again.token);
-    assert!(again.term.from > first.term.from);
+    assert!(again.grant.from > first.grant.from);
 }
 
 #[tokio::test]
@@ -155,7 +156,7 @@ async fn an_evicted_lock_is_kept_from_others_while_its_holder_may_run() {
     told(&mut b).await;
     busy(&mut b, &two).await;
     until_granted(&mut b, &two).await;
-    assert!(lease.term.from.elapsed() > lease.term.ttl, "granted {:?} after the first", lease.term.from.elapsed());
+    assert!(lease.grant.from.elapsed() > lease.grant.ttl, "granted {:?} after the first", lease.grant.from.elapsed());
 }
 
 #[tokio::test]
@@ -220,7 +221,7 @@ async fn slots_are_unique_and_all_must_agree_on_their_number() {
     busy(&mut c, &asks[2]).await;
     for other in [Mode::Slots(3), Mode::Exclusive] {
         let reply = server.client().try_acquire(&ask(other)).await.unwrap();
-        assert!(matches!(reply, Attempt::OtherTerms(_)), "{reply:?}");
+        assert!(matches!(reply, Attempt::OtherSlots(_)), "{reply:?}");
     }
     a.release(&first, &ending(&first)).await.unwrap();
     told(&mut c).await;
@@ -264,7 +265,7 @@ async fn waiters_that_die_and_a_holder_that_dies_make_way() {
     let (mut b, patient) = (server.client(), ask(Mode::Exclusive));
     until_granted(&mut b, &patient).await;
     // Passed over, not forgotten: who only seemed to be dead has its place.
-    assert_eq!(server.does(&["ZCARD", "{dlock:job/a}:places"]).await, Value::Integer(2));
+    assert_eq!(server.does(&["ZCARD", "{dlock:job/a}:places"]).await, Value::Int(2));
     assert_eq!(busy(&mut server.client(), &ask(Mode::Exclusive)).await.ahead, Some(0));
     assert_eq!(busy(&mut server.client(), &dead[1]).await.ahead, Some(0));
     assert_eq!(busy(&mut server.client(), &dead[0]).await.ahead, Some(0));
@@ -280,7 +281,7 @@ async fn what_is_known_of_the_dead_is_gone_in_the_end_but_not_before_a_lease() {
     busy(&mut server.client(), &ask(Mode::Exclusive)).await;
     assert!(matches!(server.client().renew(&lease).await.unwrap(), Renewal::Held(_)));
     for (part, least, most) in [("queue", 0, 2), ("places", 0, 2), ("details", 9, 11), ("holders", 9, 11)] {
-        let left: u64 = server.does(&["PTTL", &format!("{{dlock:job/a}}:{part}")]).await.number().unwrap();
+        let left: u64 = number(&server.does(&["PTTL", &format!("{{dlock:job/a}}:{part}")]).await).unwrap();
         assert!((least * DAY..most * DAY).contains(&Duration::from_millis(left)), "{part}: {left} ms");
     }
 }

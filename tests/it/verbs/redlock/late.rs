@@ -1,11 +1,13 @@
 //! Requests that reach a node after their owner has sent newer ones, or has gone.
 
 use dlock::backend::Address;
-use dlock::backend::redis::resp::Value;
-use dlock::backend::redis::script::Script;
+use dlock::backend::redis::Script;
+use dlock::backend::redis::answer::{items, number, text};
 use dlock::backend::redis::server;
 use dlock::backend::redlock::acquire::{RAISE, TAKE};
 use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW, REVOKE, Redlock};
+
+use redis::Value;
 
 use super::super::PATIENCE;
 use super::super::redis::Server;
@@ -42,8 +44,8 @@ impl Arrivals {
     /// The first word of the answer, or of the error.
     async fn run(&mut self, script: &Script, args: &[&str]) -> String {
         let args: Vec<&str> = std::iter::once("me").chain(args.iter().copied()).collect();
-        match self.link.run(script, &self.keys, &args).await {
-            Ok(answer) => answer.items()[0].text().unwrap(),
+        match self.link.run::<Value>(script, &self.keys, &args).await {
+            Ok(answer) => text(&items(&answer)[0]).unwrap(),
             Err(error) => format!("{error:#}").replace("Redis says: ", "").split(' ').next().unwrap().to_owned(),
         }
     }
@@ -65,7 +67,7 @@ impl Arrivals {
     }
 
     async fn is_ours(&self) -> bool {
-        self.node.does(&["GET", "dlock:job/a"]).await == Value::Text("me".into())
+        self.node.does(&["GET", "dlock:job/a"]).await == Value::BulkString("me".into())
     }
 
     async fn is_queued(&self) -> bool {
@@ -78,7 +80,7 @@ async fn an_older_take_changes_nothing_of_what_a_newer_one_has() {
     let mut at = Arrivals::new();
     assert_eq!(at.take("3", "60000").await, "ours");
     assert_eq!(at.take("1", "1000").await, "WITHDRAWN");
-    let left: u64 = at.node.does(&["PTTL", "dlock:job/a"]).await.number().unwrap();
+    let left: u64 = number(&at.node.does(&["PTTL", "dlock:job/a"]).await).unwrap();
     assert!(left > 30_000, "{left} ms left");
     at.give_back("2", "1", Then::Wait).await;
     assert!(at.is_ours().await);
@@ -126,7 +128,7 @@ async fn a_revocation_does_not_let_in_what_was_given_up() {
     at.take("2", "60000").await;
     at.raise("7").await;
     assert_eq!(at.run(&RELEASE, &["7", "30000", "", "", "3"]).await, "released");
-    assert_eq!(at.run(&REVOKE, &["7", "safely", "maintenance"]).await, "ours");
+    assert_eq!(at.run(&REVOKE, &["7", "safely", "maintenance"]).await, "marked");
     at.run(&REVOKE, &["7", "now", ""]).await;
     assert_eq!(at.take("3", "60000").await, "WITHDRAWN");
 }
@@ -138,6 +140,6 @@ async fn a_node_that_knows_a_greater_token_does_not_vote_for_a_smaller_one() {
     assert_eq!(at.raise("8").await, "ours");
     assert_eq!(at.raise("8").await, "ours");
     assert_eq!(at.raise("7").await, "gone");
-    let about = at.node.does(&["HGET", "{dlock:job/a}:details", "me"]).await.text().unwrap();
+    let about = text(&at.node.does(&["HGET", "{dlock:job/a}:details", "me"]).await).unwrap();
     assert_eq!(about.split(' ').nth(3), Some("8"), "{about}");
 }

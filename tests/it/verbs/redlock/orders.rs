@@ -1,10 +1,7 @@
 //! The requests of one contender to one node, the real scripts on a real server, in every order in which they can
 //! arrive: whichever of them got no answer may do so at any time after, also when the contender has long moved on.
 
-use dlock::backend::redis::resp::{Command, Value};
-use dlock::backend::redis::script::Script;
-use dlock::backend::redlock::acquire::{RAISE, TAKE};
-use dlock::backend::redlock::{GIVE_BACK, RELEASE, RENEW};
+use redis::{Pipeline, Script, Value, pipe};
 
 use super::late::{Arrivals, Then};
 
@@ -23,15 +20,15 @@ const GRANTED: &[Request] = &[Take, GiveBack(Then::Wait), Take, Raise, Renew, Re
 const LEAVES: &[Request] = &[Take, GiveBack(Then::Wait), Take, GiveBack(Then::Wait), GiveBack(Then::Leave)];
 
 /// Which requests were answered, and the order in which all of them arrived.
-struct Course {
+struct RunResult {
     story: &'static [Request],
     answered: Vec<bool>,
     order: Vec<usize>,
 }
 
-impl Course {
+impl RunResult {
     /// An answered request arrived before the next one was sent.
-    fn all(story: &'static [Request]) -> Vec<Course> {
+    fn all(story: &'static [Request]) -> Vec<RunResult> {
         let mut all = Vec::new();
         for mask in 0..1u32 << story.len() {
             let answered: Vec<bool> = (0..story.len()).map(|i| mask >> i & 1 == 1).collect();
@@ -45,13 +42,13 @@ impl Course {
                 };
                 orders = orders.into_iter().flat_map(longer).collect();
             }
-            all.extend(orders.into_iter().map(|order| Course { story, answered: answered.clone(), order }));
+            all.extend(orders.into_iter().map(|order| RunResult { story, answered: answered.clone(), order }));
         }
         all
     }
 
     /// As `nodes` numbers them and says what is given up.
-    fn command(&self, i: usize, verbs: &Verbs, keys: &[String]) -> Command {
+    fn send(&self, i: usize, verbs: &Verbs, keys: &[String], requests: &mut Pipeline) {
         let numbered = |j: &usize| !matches!(self.story[*j], Raise | Release);
         let given_up = (0..i).filter(numbered).rfind(|&j| !self.answered[j]).map(|j| (j + 1).to_string());
         let (n, given_up) = ((i + 1).to_string(), given_up.unwrap_or_default());
@@ -62,7 +59,8 @@ impl Course {
             GiveBack(and) => &["me", &n, &given_up, and.flag(), "0", "0", "60000", "{}"],
             Release => &["me", "9", "0", "", "", &given_up],
         };
-        verbs.of(self.story[i]).by_hash(keys, args)
+        let hash = verbs.of(self.story[i]).get_hash();
+        requests.cmd("EVALSHA").arg(hash).arg(keys.len()).arg(keys).arg(args);
     }
 
     /// What a node must never do: let go of what its holder has heard to be its own, or keep somebody who has left.
@@ -78,26 +76,26 @@ impl Course {
     }
 }
 
-fn command(parts: &[&str]) -> Command {
-    parts.iter().map(|part| part.as_bytes().to_vec()).collect()
-}
-
 /// The scripts, perhaps with a mistake in them.
 struct Verbs(Vec<(Request, Script)>);
 
 impl Verbs {
     fn with(mistakes: &[(&str, &str)]) -> Verbs {
-        let script = |right: &Script| {
-            let text = mistakes.iter().fold(right.text.to_owned(), |text, (right, wrong)| text.replace(right, wrong));
-            Script::new(text.leak())
+        let read = |file: &str| {
+            let file = format!("{}/src/backend/{file}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(file).unwrap()
+        };
+        let script = |file: &str| {
+            let text = read("redis/prelude.lua") + &read("redlock/common.lua") + &read(&format!("redlock/{file}.lua"));
+            Script::new(&mistakes.iter().fold(text, |text, (right, wrong)| text.replace(right, wrong)))
         };
         Verbs(vec![
-            (Take, script(&TAKE)),
-            (Raise, script(&RAISE)),
-            (Renew, script(&RENEW)),
-            (GiveBack(Then::Wait), script(&GIVE_BACK)),
-            (GiveBack(Then::Leave), script(&GIVE_BACK)),
-            (Release, script(&RELEASE)),
+            (Take, script("take")),
+            (Raise, script("raise")),
+            (Renew, script("renew")),
+            (GiveBack(Then::Wait), script("give_back")),
+            (GiveBack(Then::Leave), script("give_back")),
+            (Release, script("release")),
         ])
     }
 
@@ -107,18 +105,19 @@ impl Verbs {
 
     /// A course that goes wrong.
     async fn find(&self, at: &mut Arrivals, story: &'static [Request]) -> Option<String> {
-        let load: Vec<Command> = self.0.iter().map(|(_, script)| script.load()).collect();
-        at.link.call(&load).await.unwrap();
-        let courses = Course::all(story);
+        for (_, script) in &self.0 {
+            at.link.load(script).await.unwrap();
+        }
+        let courses = RunResult::all(story);
         assert!(courses.len() > 500, "only {} courses show nothing", courses.len());
         for course in courses {
-            let mut commands = vec![command(&["FLUSHALL"])];
+            let mut requests = pipe();
+            requests.cmd("FLUSHALL");
             for &i in &course.order {
-                commands.push(course.command(i, self, &at.keys));
-                commands.push(command(&["GET", "dlock:job/a"]));
-                commands.push(command(&["ZSCORE", "{dlock:job/a}:queue", "me"]));
+                course.send(i, self, &at.keys, &mut requests);
+                requests.get("dlock:job/a").zscore("{dlock:job/a}:queue", "me");
             }
-            let answers = at.link.call(&commands).await.unwrap();
+            let answers = at.link.call_all(&requests).await.unwrap();
             let seen = |part: &[Value]| (part[1] != Value::Nil, part[2] != Value::Nil);
             if course.goes_wrong(&answers[1..].chunks_exact(3).map(seen).collect::<Vec<_>>()) {
                 return Some(format!("{:?} arrive, answered {:?}: {answers:?}", course.order, course.answered));

@@ -2,6 +2,7 @@
 //! real server; everything a user can see is tested through the binary.
 
 mod deleted;
+mod history;
 mod holding;
 mod listing;
 mod lost_data;
@@ -75,10 +76,10 @@ async fn a_renewal_counts_from_itself_and_sees_the_end_of_the_session() {
     let mut client = open(&server);
     let ask = ask("renewed", Mode::Exclusive);
     let lease = granted(&mut client, &ask).await;
-    assert_eq!(lease.term.ttl, ask.ttl);
+    assert_eq!(lease.grant.ttl, ask.ttl);
     let before = clock::now();
-    let Renewal::Held(term) = client.renew(&lease).await.unwrap() else { panic!("not held") };
-    assert!(term.from >= before);
+    let Renewal::Held(grant) = client.renew(&lease).await.unwrap() else { panic!("not held") };
+    assert!(grant.from >= before);
     // Somebody else ends the session, as the server does when it expires.
     let mut other = open(&server);
     other.ensemble.session = client.ensemble.session.clone();
@@ -118,12 +119,12 @@ async fn a_revoke_is_seen_at_once_and_a_deletion_too() {
         Revoked::Freed
     );
     told(&mut client).await;
-    assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Taken(why) if why == "stuck"));
+    assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::ForceReleased(why) if why == "stuck"));
     assert_eq!(
         operator.revoke(&ask.name, &holder, &Revoke::Now { reason: "stuck".into() }).await.unwrap(),
         Revoked::NotHeld
     );
-    assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::Taken("stuck".into()));
+    assert_eq!(client.release(&lease, &ending(&lease)).await.unwrap(), Released::ForceReleased("stuck".into()));
 }
 
 #[tokio::test]
@@ -144,7 +145,7 @@ async fn another_process_of_the_owner_can_move_the_end_of_a_hold() {
     let (name, owner, hour) = (&ask.name, &ask.who.owner, Duration::from_secs(3600));
     let lease = granted(&mut first, &ask).await;
     assert_eq!(second.rehold(name, owner, hour).await.unwrap(), Reheld::Running);
-    let kept = Ending { last_run: None, hold_until: Some(clock::now() + hour) };
+    let kept = Ending { last_run: None, keep: 20, hold_until: Some(clock::now() + hour) };
     assert_eq!(first.release(&lease, &kept).await.unwrap(), Released::Done);
     assert_eq!(first.release(&lease, &kept).await.unwrap(), Released::Done);
     assert_eq!(second.rehold(name, owner, 2 * hour).await.unwrap(), Reheld::Done);
@@ -192,9 +193,9 @@ async fn slots_are_numbered_and_their_tokens_grow_per_slot() {
     assert!(fourth.token > second.token);
     let mut other = open(&server);
     let attempt = other.try_acquire(&ask("slots", Mode::Slots(3))).await.unwrap();
-    assert!(matches!(attempt, Attempt::OtherTerms(_)), "{attempt:?}");
+    assert!(matches!(attempt, Attempt::OtherSlots(_)), "{attempt:?}");
     let attempt = other.try_acquire(&ask("slots", Mode::Exclusive)).await.unwrap();
-    assert!(matches!(attempt, Attempt::OtherTerms(_)), "{attempt:?}");
+    assert!(matches!(attempt, Attempt::OtherSlots(_)), "{attempt:?}");
 }
 
 #[tokio::test]

@@ -1,15 +1,15 @@
 //! How a command's time under the lock went, and what that means for the exit code and the record.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use nix::libc;
 use nix::sys::signal::Signal;
 
 use crate::backend::Lease;
-use crate::clock;
+use crate::clock::{self, Instant};
 use crate::exit::{Exit, Fault};
-use crate::lock::{Identity, LastRun, Outcome};
-use crate::metrics::Tally;
+use crate::lock::{Identity, LastRun, Outcome, Revocation};
+use crate::metrics::{Ended, Tally};
 
 /// Why a command was ended, if it did not end by itself; of several, the greatest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,21 +19,31 @@ pub enum Cause {
     Lost,
 }
 
+/// When a run began.
+#[derive(Debug)]
+pub struct Begun {
+    pub at: SystemTime,
+    pub since: Instant,
+    pub waited: Duration,
+}
+
 #[derive(Debug, Default)]
-pub struct Course {
+pub struct RunResult {
     /// Its wait status, once it has one.
     pub status: Option<i32>,
     /// execve's errno, if there was never a command.
     pub not_started: Option<i32>,
     pub cause: Option<Cause>,
     /// What an operator said when taking the lock away.
-    pub reason: Option<String>,
+    pub revocation: Option<Revocation>,
+    /// For how long the job was suspended, if that kept it from renewing its lease.
+    pub suspended: Option<Duration>,
     /// How often somebody asked us to terminate.
     pub terminations: u32,
     pub interrupted_at_terminal: Option<Signal>,
 }
 
-impl Course {
+impl RunResult {
     pub fn ended_by(&mut self, cause: Cause) {
         self.cause = self.cause.max(Some(cause));
     }
@@ -61,35 +71,50 @@ impl Course {
         }
     }
 
-    pub fn last_run(&self, lease: &Lease, who: &Identity, started_at: SystemTime, once: Option<String>) -> LastRun {
+    /// The record of the run that began at this date, having waited this long.
+    pub fn last_run(&self, lease: &Lease, who: &Identity, begun: &Begun, once: Option<String>) -> LastRun {
         let outcome = match (self.cause, self.status) {
             (Some(Cause::Lost | Cause::GuardianDied), _) => Outcome::Lost,
             (Some(Cause::TimedOut), _) => Outcome::TimedOut,
             (None, Some(status)) if libc::WIFSIGNALED(status) => Outcome::Signaled,
             (None, _) => Outcome::Exited,
         };
-        LastRun {
+        let mut run = LastRun {
             fencing_token: lease.token,
+            owner: Some(who.owner.to_string()),
             host: who.host.clone(),
+            pid: Some(who.pid),
             user: who.user.clone(),
             command: who.command.clone(),
-            started_at,
+            note: who.note.clone(),
+            started_at: begun.at,
             ended_at: Some(clock::wall()),
+            waited_ms: Some(millis(begun.waited)),
+            duration_ms: Some(millis(begun.since.elapsed())),
             outcome,
             exit_code: Some(self.exit().code().into()),
             once,
-            reason: self.reason.clone(),
+            revoked_by: None,
+            revoked_at: None,
+            reason: None,
+        };
+        if let Some(revocation) = &self.revocation {
+            run.revoked(revocation);
         }
+        run
     }
 }
 
 impl Tally {
     /// Notes how a command that had the lock ended.
-    pub fn judge(&mut self, course: &Course) {
-        self.lost = course.is_lost();
-        self.succeeded = course.exit() == Exit::OK;
-        self.failed = !self.succeeded;
+    pub fn judge(&mut self, result: &RunResult, duration: Duration) {
+        self.lost = result.is_lost();
+        self.ended = Some(Ended { exit_code: result.exit().code(), duration });
     }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// As every shell and timeout(1) have it.
@@ -103,20 +128,20 @@ mod tests {
 
     #[test]
     fn lost_beats_the_commands_own_code() {
-        let mut course = Course { status: Some(3 << 8), ..Course::default() };
-        assert_eq!(course.exit(), Exit::Code(3));
-        course.ended_by(Cause::TimedOut);
-        assert_eq!(course.exit(), Exit::TIMED_OUT);
-        course.ended_by(Cause::Lost);
-        course.ended_by(Cause::TimedOut);
-        assert_eq!(course.exit(), Exit::LOST);
+        let mut result = RunResult { status: Some(3 << 8), ..RunResult::default() };
+        assert_eq!(result.exit(), Exit::Code(3));
+        result.ended_by(Cause::TimedOut);
+        assert_eq!(result.exit(), Exit::TIMED_OUT);
+        result.ended_by(Cause::Lost);
+        result.ended_by(Cause::TimedOut);
+        assert_eq!(result.exit(), Exit::LOST);
     }
 
     #[test]
     fn only_what_was_typed_at_the_terminal_is_died_of_again() {
-        let mut course = Course { status: Some(libc::SIGINT), ..Course::default() };
-        assert_eq!(course.exit(), Exit::Signal(2));
-        course.interrupted_at_terminal = Some(Signal::SIGINT);
-        assert_eq!(course.exit(), Exit::Reraise(2));
+        let mut result = RunResult { status: Some(libc::SIGINT), ..RunResult::default() };
+        assert_eq!(result.exit(), Exit::Signal(2));
+        result.interrupted_at_terminal = Some(Signal::SIGINT);
+        assert_eq!(result.exit(), Exit::Reraise(2));
     }
 }

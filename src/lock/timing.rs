@@ -15,7 +15,7 @@ use crate::clock::Instant;
 
 /// What the server confirmed, counted from before the request that set it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Term {
+pub struct Grant {
     pub from: Instant,
     pub ttl: Duration,
     /// What this backend's notion of time may be off by.
@@ -24,7 +24,7 @@ pub struct Term {
 
 /// How a run wants its lease kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct LeaseTiming {
     pub ttl: Duration,
     pub kill_after: Duration,
 }
@@ -70,24 +70,24 @@ const LONGEST_DEFAULT_KILL_AFTER: Duration = Duration::from_secs(5);
 /// a busy machine. Where that is not enough, the guardian notices and takes more.
 const SHORTEST_MARGIN: Duration = Duration::from_millis(150);
 
-impl Terms {
-    pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Terms> {
+impl LeaseTiming {
+    pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<LeaseTiming> {
         ensure!(ttl >= SHORTEST_TTL, "a ttl of {} is too short: the least is 1s", format_duration(ttl));
         ensure!(ttl <= LONGEST_TTL, "a ttl of {} is too long: the most is 7days", format_duration(ttl));
         let kill_after = kill_after.unwrap_or((ttl / 6).min(LONGEST_DEFAULT_KILL_AFTER));
-        let terms = Terms { ttl, kill_after };
-        let needed = terms.renew_every() + terms.attempt() + kill_after + terms.margin() + ttl / 100;
+        let timing = LeaseTiming { ttl, kill_after };
+        let needed = timing.renew_every() + timing.attempt() + kill_after + timing.margin() + ttl / 100;
         ensure!(
             needed <= ttl,
             "a ttl of {} cannot hold a renewal ({} + {}), --kill-after ({}) and the margins ({}): \
              raise --ttl or lower --kill-after",
             format_duration(ttl),
-            millis(terms.renew_every()),
-            millis(terms.attempt()),
+            millis(timing.renew_every()),
+            millis(timing.attempt()),
             format_duration(kill_after),
-            millis(terms.margin() + ttl / 100),
+            millis(timing.margin() + ttl / 100),
         );
-        Ok(terms)
+        Ok(timing)
     }
 
     pub fn renew_every(self) -> Duration {
@@ -106,20 +106,20 @@ impl Terms {
 
     /// The deadlines that follow from what the server confirmed. A server that grants less than was
     /// asked for brings them all forward.
-    pub fn deadlines(self, term: Term) -> Deadlines {
-        let fit = self.shortened_to(term.ttl);
-        let end = term.from + fit.ttl.mul_f64(0.99) - term.slack;
+    pub fn deadlines(self, grant: Grant) -> Deadlines {
+        let fit = self.shortened_to(grant.ttl);
+        let end = grant.from + fit.ttl.mul_f64(0.99) - grant.slack;
         let kill_at = end - fit.margin();
         Deadlines { signal_at: kill_at - fit.kill_after, kill_at, end }
     }
 
     /// The same in proportion, for a server that grants less than was asked for.
-    pub fn shortened_to(self, granted: Duration) -> Terms {
+    pub fn shortened_to(self, granted: Duration) -> LeaseTiming {
         if granted >= self.ttl {
             return self;
         }
         let share = granted.as_secs_f64() / self.ttl.as_secs_f64();
-        Terms { ttl: granted, kill_after: self.kill_after.mul_f64(share) }
+        LeaseTiming { ttl: granted, kill_after: self.kill_after.mul_f64(share) }
     }
 }
 
@@ -137,35 +137,35 @@ mod tests {
 
     #[test]
     fn the_default_leaves_room_for_everything_before_the_end() {
-        let terms = Terms::new(secs(30), None).unwrap();
-        assert_eq!(terms.kill_after, secs(5));
+        let timing = LeaseTiming::new(secs(30), None).unwrap();
+        assert_eq!(timing.kill_after, secs(5));
         let t0 = Instant::from_nanos(0);
-        let at = terms.deadlines(Term { from: t0, ttl: secs(30), slack: Duration::ZERO });
+        let at = timing.deadlines(Grant { from: t0, ttl: secs(30), slack: Duration::ZERO });
         assert_eq!(at.end, t0 + Duration::from_millis(29_700));
         assert_eq!(at.kill_at, t0 + Duration::from_millis(29_100));
         assert_eq!(at.signal_at, t0 + Duration::from_millis(24_100));
-        assert!(t0 + terms.renew_every() + terms.attempt() < at.signal_at);
+        assert!(t0 + timing.renew_every() + timing.attempt() < at.signal_at);
     }
 
     #[test]
     fn the_shortest_ttl_still_fits() {
-        let terms = Terms::new(secs(1), None).unwrap();
-        assert_eq!(terms.kill_after, Duration::from_secs(1) / 6);
+        let timing = LeaseTiming::new(secs(1), None).unwrap();
+        assert_eq!(timing.kill_after, Duration::from_secs(1) / 6);
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_numbers() {
-        let error = Terms::new(secs(6), Some(secs(5))).unwrap_err().to_string();
+        let error = LeaseTiming::new(secs(6), Some(secs(5))).unwrap_err().to_string();
         assert!(error.contains("6s") && error.contains("5s") && error.contains("raise --ttl"), "{error}");
-        assert!(Terms::new(Duration::from_millis(999), None).is_err());
-        assert!(Terms::new(secs(8 * 24 * 3600), None).is_err());
+        assert!(LeaseTiming::new(Duration::from_millis(999), None).is_err());
+        assert!(LeaseTiming::new(secs(8 * 24 * 3600), None).is_err());
     }
 
     #[test]
     fn a_shorter_grant_brings_every_deadline_forward() {
-        let terms = Terms::new(secs(30), None).unwrap();
+        let timing = LeaseTiming::new(secs(30), None).unwrap();
         let t0 = Instant::from_nanos(0);
-        let at = terms.deadlines(Term { from: t0, ttl: secs(20), slack: secs(2) });
+        let at = timing.deadlines(Grant { from: t0, ttl: secs(20), slack: secs(2) });
         assert_eq!(at.end, t0 + Duration::from_millis(17_800));
         assert!(at.signal_at < at.kill_at && at.kill_at < at.end);
         assert_eq!(at.kill_at.since(at.signal_at), secs(5) * 2 / 3, "--kill-after shrinks with it");
@@ -173,9 +173,9 @@ mod tests {
 
     #[test]
     fn a_slow_guardian_begins_earlier_and_leaves_the_command_as_much_time_to_end() {
-        let terms = Terms::new(secs(30), None).unwrap();
+        let timing = LeaseTiming::new(secs(30), None).unwrap();
         let t0 = Instant::from_nanos(0);
-        let at = terms.deadlines(Term { from: t0, ttl: secs(30), slack: Duration::ZERO });
+        let at = timing.deadlines(Grant { from: t0, ttl: secs(30), slack: Duration::ZERO });
         assert_eq!(at.with_margin(Duration::from_millis(100)), at, "the ordinary margin is more than that");
         let earlier = at.with_margin(secs(3));
         assert_eq!(earlier.end.since(earlier.kill_at), secs(3));

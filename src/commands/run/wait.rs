@@ -13,7 +13,7 @@ use crate::events::MainEvent;
 use crate::exit::{Exit, Fault};
 use crate::keeper::KeeperEvent;
 use crate::lock::{Deadlines, Holder};
-use crate::report::Event;
+use crate::report::{Event, describe};
 
 pub enum Waited {
     Granted(Lease, Deadlines),
@@ -26,9 +26,10 @@ impl Run {
     pub fn wait_for_lock(&mut self) -> Result<Waited> {
         let began = clock::now();
         let mut busy: Option<Busy> = None;
+        let mut log_at = began;
         loop {
             let give_up = self.gives_up_after(busy.is_some()).map(|limit| began + limit);
-            match self.next(self.next_look(give_up, busy.is_some()))? {
+            match self.next(self.next_look(give_up, busy.is_some().then_some(log_at)))? {
                 MainEvent::Keeper(KeeperEvent::Granted(mut lease, deadlines)) => {
                     self.voice.clear();
                     (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
@@ -56,6 +57,7 @@ impl Run {
                 MainEvent::Signal(caught) => match caught.signal {
                     Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT => {
                         self.told_to_stop = true;
+                        self.notify.stopping();
                         self.give_up()?;
                         return Ok(Waited::Not(Exit::by(caught.signal as i32, caught.from_terminal)));
                     }
@@ -73,8 +75,26 @@ impl Run {
                 MainEvent::Guardian(_) => {}
             }
             if let Some(busy) = &busy {
-                self.voice.waiting(&self.job.name, busy.holder.as_ref(), busy.ahead, began.elapsed());
+                self.tell_waiting(busy, began, &mut log_at);
             }
+        }
+    }
+
+    /// Shows whom we wait for: at once on a terminal and to a service manager, and once a minute in a log.
+    fn tell_waiting(&mut self, busy: &Busy, began: Instant, log_at: &mut Instant) {
+        const EVERY: Duration = Duration::from_secs(60);
+        let (name, holder, ahead) = (&self.job.name, busy.holder.as_ref(), busy.ahead);
+        self.voice.waiting(name, holder, ahead, began.elapsed());
+        self.notify.status(|| match holder {
+            // Without its age, which is another one all the time.
+            Some(holder) => {
+                format!("waits for {name}, held by {}", describe(&Holder { acquired_at: None, ..holder.clone() }))
+            }
+            None => format!("waits for {name}"),
+        });
+        if self.voice.logs_waiting() && log_at.has_passed() {
+            *log_at = clock::now() + EVERY;
+            self.voice.tell(name, &Event::Waiting { holder, ahead, waited: began.elapsed() });
         }
     }
 
@@ -122,7 +142,7 @@ impl Run {
                 self.voice.tell(&self.job.name, &Event::AlreadyRan { key: &key });
                 return Ok(Some(Waited::Not(Exit::OK)));
             }
-            KeeperEvent::OtherTerms(why) => return Err(self.about(Fault::OtherTerms.because(why))),
+            KeeperEvent::OtherSlots(why) => return Err(self.about(Fault::OtherSlots.because(why))),
             KeeperEvent::Failed(error) => return Err(self.about(error)),
             KeeperEvent::Trouble(why) => self.voice.tell(&self.job.name, &Event::WaitingForBackend { why: &why }),
             KeeperEvent::Recovered => self.voice.tell(&self.job.name, &Event::Recovered),
@@ -151,9 +171,10 @@ impl Run {
         Waited::Not(self.job.conflict)
     }
 
-    /// When to wake while waiting: to give up, or to redraw the live line.
-    fn next_look(&self, give_up: Option<Instant>, waiting: bool) -> Option<Instant> {
-        let redraw = (waiting && self.voice.is_live()).then(|| clock::now() + Duration::from_secs(1));
-        [give_up, redraw].into_iter().flatten().min()
+    /// When to wake while waiting: to give up, to redraw the live line, or to log whom we wait for, if for anybody.
+    fn next_look(&self, give_up: Option<Instant>, log_at: Option<Instant>) -> Option<Instant> {
+        let redraw = log_at.filter(|_| self.voice.is_live()).map(|_| clock::now() + Duration::from_secs(1));
+        let log = log_at.filter(|_| self.voice.logs_waiting());
+        [give_up, redraw, log].into_iter().flatten().min()
     }
 }

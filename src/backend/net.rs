@@ -1,0 +1,48 @@
+//! The one place that opens sockets for the protocols that we feed ourselves: TCP, unix and, over TCP, TLS. Knows no
+//! protocol and keeps no time: a caller drops what takes too long.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::tls;
+use crate::exit::Fault;
+
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// A connection of whichever kind.
+pub type Socket = Box<dyn Stream>;
+
+pub async fn unix(path: &Path) -> Result<Socket> {
+    let connected = UnixStream::connect(path).await;
+    let stream = connected.with_context(|| format!("cannot connect to {}", path.display()));
+    Ok(Box::new(stream.context(Fault::Unreachable)?))
+}
+
+/// `at` is `host:port`. With TLS, the server has to prove that it is this host.
+pub async fn tcp(at: &str, secured: Option<&Arc<ClientConfig>>) -> Result<Socket> {
+    let connected = TcpStream::connect(at).await.with_context(|| format!("cannot connect to {at}"));
+    let stream = connected.context(Fault::Unreachable)?;
+    stream.set_nodelay(true).context("TCP_NODELAY")?;
+    let Some(config) = secured else { return Ok(Box::new(stream)) };
+    let host = at.rsplit_once(':').map_or(at, |(host, _)| host).trim_matches(['[', ']']);
+    let host = ServerName::try_from(host.to_owned())
+        .with_context(|| format!("TLS cannot verify a host named {host:?}"))
+        .context(Fault::Config)?;
+    let encrypted = TlsConnector::from(config.clone()).connect(host, stream).await;
+    Ok(Box::new(encrypted.map_err(|error| failed(error, format!("TLS with {at}")))?))
+}
+
+/// What became of a connection, and whether one side refused the other's certificate.
+pub fn failed(error: io::Error, what: String) -> anyhow::Error {
+    let fault = tls::fault(&error);
+    anyhow!(error).context(what).context(fault)
+}

@@ -1,0 +1,80 @@
+//! What one node says to a script. Nobody else knows the words.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, ParsingError, Value};
+
+use crate::backend::Forgotten;
+use crate::backend::redis::answer::{millis, non_empty, number, shown, text, understood};
+use crate::backend::redis::status::Look;
+use crate::lock::Token;
+
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// The node is ours. If it was just taken: which token it would have to be at least.
+    Ours(Option<Token>),
+    /// Another has it.
+    Theirs(Theirs),
+    /// Nobody has it, but others are before us in the queue.
+    Behind(Theirs),
+    /// The node is not ours, or not any more; perhaps somebody else's.
+    Gone(Option<String>),
+    Done,
+    Released,
+    /// An operator has freed the node on the spot, for this reason.
+    Taken(String),
+    /// An operator wants the node back, for this reason.
+    Revoked(String),
+    Foreign,
+    Running,
+    /// A successful run has left its once key.
+    Ran,
+    State(Look),
+    Forgotten(Forgotten),
+}
+
+/// What keeps us from a node.
+#[derive(Clone, Debug)]
+pub struct Theirs {
+    /// What the lock's key holds, and what the node says about that holder.
+    pub owner: Option<String>,
+    pub details: String,
+    /// When its lease ends, if ever.
+    pub left: Option<Duration>,
+    pub ahead: usize,
+    /// When to ask again.
+    pub beat: Option<Duration>,
+}
+
+impl FromRedisValue for Answer {
+    fn from_redis_value(reply: Value) -> Result<Answer, ParsingError> {
+        understood(reply, |word, rest| {
+            Some(match (word, rest) {
+                ("ours", []) => Answer::Ours(None),
+                ("ours", [token]) => Answer::Ours(Some(Token(number(token)?))),
+                ("theirs", rest) => Answer::Theirs(Theirs::read(rest)?),
+                ("behind", rest) => Answer::Behind(Theirs::read(rest)?),
+                ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
+                ("done" | "marked" | "freed", []) => Answer::Done,
+                ("nothing", []) => Answer::Forgotten(Forgotten::Nothing),
+                ("in-use", []) => Answer::Forgotten(Forgotten::InUse),
+                ("released", _) => Answer::Released,
+                ("taken", [reason]) => Answer::Taken(shown(reason)),
+                ("revoked", [reason]) => Answer::Revoked(shown(reason)),
+                ("foreign", []) => Answer::Foreign,
+                ("running", []) => Answer::Running,
+                ("ran", []) => Answer::Ran,
+                ("state", rest) => Answer::State(Look::read(rest)?),
+                _ => return None,
+            })
+        })
+    }
+}
+
+impl Theirs {
+    fn read(reply: &[Value]) -> Option<Theirs> {
+        let [owner, left, details, ahead, beat] = reply else { return None };
+        let (owner, details) = (non_empty(owner), text(details)?);
+        Some(Theirs { owner, details, left: millis(left), ahead: number(ahead)?, beat: millis(beat) })
+    }
+}

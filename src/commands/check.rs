@@ -1,0 +1,227 @@
+//! `dlock check`: locks against limits, as a monitoring plugin. One line on standard output, and an exit code that Nagios
+//! and all who call such plugins understand. Whatever goes wrong is UNKNOWN.
+
+use std::fmt::Display;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::block_on;
+use super::selected::each_page;
+use super::table::clipped;
+use crate::backend;
+use crate::config::Inspection;
+use crate::exit::{Exit, Fault};
+use crate::lock::{Holder, LockState, State, rfc3339};
+use crate::report::{brief, causes, describe, escape, how_it_ended, json_escaped, print, since};
+
+/// The better first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Status {
+    Ok,
+    Unknown,
+    Warning,
+    Critical,
+}
+
+impl Status {
+    fn code(self) -> u8 {
+        match self {
+            Status::Ok => 0,
+            Status::Warning => 1,
+            Status::Critical => 2,
+            Status::Unknown => 3,
+        }
+    }
+}
+
+impl Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Status::Ok => "OK",
+            Status::Warning => "WARNING",
+            Status::Critical => "CRITICAL",
+            Status::Unknown => "UNKNOWN",
+        })
+    }
+}
+
+/// What was found out about one lock.
+struct Verdict {
+    name: String,
+    status: Status,
+    /// What is wrong or, if nothing is, how it is.
+    says: Vec<String>,
+    /// Performance data: `x_held=192s;2880;3600;0`.
+    data: Vec<String>,
+    fields: Map<String, Value>,
+}
+
+pub fn check(order: &Inspection) -> Result<Exit> {
+    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+    let mut verdicts = Vec::new();
+    block_on(each_page(&order.wanted, order.service.patience.connect, backend.as_mut(), |page| {
+        verdicts.extend(page.iter().map(|state| judge(state, order)));
+        Ok(())
+    }))?;
+    if verdicts.is_empty() {
+        return Err(Fault::Usage.because("no lock has such a name"));
+    }
+    let status = verdicts.iter().map(|verdict| verdict.status).max().unwrap_or(Status::Unknown);
+    let message = message(&verdicts);
+    let data: Vec<_> = verdicts.iter().flat_map(|verdict| verdict.data.iter().map(String::as_str)).collect();
+    answer(status, &message, &data, verdicts.iter().map(Verdict::as_json).collect(), order.json)
+}
+
+/// For whatever kept us from checking.
+pub fn unknown(error: &anyhow::Error) -> Exit {
+    let as_json = std::env::args_os().any(|word| word == "--json");
+    let message = causes(error, &Fault::Usage.to_string());
+    let code = Exit::Code(Status::Unknown.code());
+    answer(Status::Unknown, &message, &[], Vec::new(), as_json).unwrap_or(code)
+}
+
+fn answer(status: Status, message: &str, data: &[&str], locks: Vec<Value>, as_json: bool) -> Result<Exit> {
+    let code = status.code();
+    if as_json {
+        let json = json!({"status": status, "exit_code": code, "message": message, "locks": locks});
+        print(json_escaped(&json.to_string()) + "\n")?;
+    } else {
+        let data = if data.is_empty() { String::new() } else { format!(" | {}", data.join(" ")) };
+        // What stands behind a bar is performance data.
+        print(format!("DLOCK {status} - {}{data}\n", escape(message).replace('|', "¦")))?;
+    }
+    Ok(Exit::Code(code))
+}
+
+/// What is wrong, the worst first; or how they all are.
+fn message(verdicts: &[Verdict]) -> String {
+    let mut wrong: Vec<_> = verdicts.iter().filter(|verdict| verdict.status != Status::Ok).collect();
+    wrong.sort_by_key(|verdict| std::cmp::Reverse(verdict.status));
+    match (verdicts, wrong.len()) {
+        ([only], _) => only.to_string(),
+        (all, 0) => format!("{} locks", all.len()),
+        (all, bad) => {
+            let sentences: Vec<_> = wrong.iter().map(ToString::to_string).collect();
+            format!("{bad} of {} locks: {}", all.len(), sentences.join("; "))
+        }
+    }
+}
+
+fn judge(state: &LockState, order: &Inspection) -> Verdict {
+    let mut verdict = Verdict {
+        name: state.name.to_string(),
+        status: Status::Ok,
+        says: Vec::new(),
+        data: Vec::new(),
+        fields: Map::new(),
+    };
+    let holder = state.holders.iter().min_by_key(|holder| holder.acquired_at);
+    // Since when is said apart.
+    let who = |holder: &Holder| clipped(&describe(&Holder { acquired_at: None, ..holder.clone() }), 120);
+    let by = holder.map(|holder| format!(" by {}", who(holder))).unwrap_or_default();
+    let held = measure(state.state != State::Free, state.held_since());
+    verdict.measured("held", held, order.held_at_most, order.warn, &format!("held{by}"));
+    let waiting = measure(!state.waiters.is_empty(), state.oldest_waiter());
+    verdict.measured("waiting", waiting, order.waiting_at_most, order.warn, "somebody has waited");
+    if let Some(limit) = order.last_success_within {
+        match state.last_success() {
+            Some(at) => {
+                verdict.measured("last_success", Measure::For(since(at)), Some(limit), order.warn, "no success");
+            }
+            None => {
+                verdict.data.push(format!("{}_last_success=U", verdict.name));
+                let why = match &state.last_run {
+                    Some(run) => format!("never succeeded (last run: {})", how_it_ended(run)),
+                    None => "never ran".into(),
+                };
+                verdict.find(Status::Critical, why);
+            }
+        }
+    }
+    verdict.fields.insert("last_success_at_s".into(), json!(state.last_success().map(rfc3339::seconds)));
+    if verdict.says.is_empty() {
+        let last_run = state.last_run.as_ref().map_or_else(
+            || "no run on record".into(),
+            |run| {
+                format!("last run: {}, {} ago", how_it_ended(run), brief(since(run.ended_at.unwrap_or(run.started_at))))
+            },
+        );
+        let is = match (state.state, held) {
+            (State::Free, _) => "free".into(),
+            (_, Measure::For(span)) => format!("held for {}", brief(span)),
+            _ => "held".into(),
+        };
+        verdict.says.push(format!("{is}, {last_run}"));
+    }
+    verdict
+}
+
+#[derive(Clone, Copy)]
+enum Measure {
+    Not,
+    For(Duration),
+    /// It is so, but nobody knows since when.
+    ForUnknown,
+}
+
+fn measure(is: bool, at: Option<SystemTime>) -> Measure {
+    match (is, at) {
+        (false, _) => Measure::Not,
+        (true, Some(at)) => Measure::For(since(at)),
+        (true, None) => Measure::ForUnknown,
+    }
+}
+
+impl Verdict {
+    fn find(&mut self, status: Status, what: String) {
+        self.status = self.status.max(status);
+        self.says.push(what);
+    }
+
+    /// Compares with a limit, if there is one.
+    fn measured(&mut self, what: &str, measure: Measure, limit: Option<Duration>, warn: Option<f64>, sentence: &str) {
+        let millis = match measure {
+            Measure::Not => Some(0),
+            Measure::For(span) => Some(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+            Measure::ForUnknown => None,
+        };
+        if what != "last_success" {
+            self.fields.insert(format!("{what}_ms"), json!(millis));
+        }
+        let Some(limit) = limit else { return };
+        let warn = warn.map(|part| limit.mul_f64(part));
+        let value = millis.map_or_else(|| "U".into(), |millis| format!("{}s", millis as f64 / 1e3));
+        let seconds = |span: Duration| span.as_secs_f64().to_string();
+        let warn_at = warn.map(seconds).unwrap_or_default();
+        self.data.push(format!("{}_{what}={value};{warn_at};{};0", self.name, seconds(limit)));
+        match measure {
+            Measure::Not => {}
+            Measure::ForUnknown => self.find(Status::Unknown, format!("{sentence}, nobody knows since when")),
+            Measure::For(span) if span > limit => {
+                self.find(Status::Critical, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
+            }
+            Measure::For(span) if warn.is_some_and(|warn| span > warn) => {
+                self.find(Status::Warning, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
+            }
+            Measure::For(_) => {}
+        }
+    }
+
+    fn as_json(&self) -> Value {
+        let mut fields = self.fields.clone();
+        fields.insert("name".into(), json!(self.name));
+        fields.insert("status".into(), json!(self.status));
+        fields.insert("message".into(), json!(self.says.join(", ")));
+        Value::Object(fields)
+    }
+}
+
+impl Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.says.join(", "))
+    }
+}

@@ -1,0 +1,203 @@
+//! `dlock history`: the last runs of a lock, newest first, and how long they took.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::block_on;
+use super::forget::forget_from;
+use super::table::{Cell, Layout, Paint, Row, Screen, Table};
+use crate::backend::{self, Forget, within};
+use crate::config::{Color, HistoryQuery};
+use crate::exit::Exit;
+use crate::lock::{LastRun, LockState, rfc3339};
+use crate::report::{brief, escape, how_it_ended, json_escaped, print, since, whose};
+
+const COLUMNS: usize = 6;
+const BAR: usize = 2;
+static LAYOUT: Layout<COLUMNS> =
+    Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO", "COMMAND"], dispensable: &[BAR, 4] };
+
+pub fn history(query: &HistoryQuery) -> Result<Exit> {
+    if let Some(key) = &query.forget_once {
+        return forget_from(&query.service, &query.name, &Forget::Once(key.clone()));
+    }
+    let mut backend = backend::open(&query.service.address, query.service.patience)?;
+    let state = block_on(within(query.service.patience.connect, backend.inspect(&query.name)))?;
+    let runs: Vec<&LastRun> = state.runs().take(query.limit).collect();
+    print(match query.json {
+        true => as_json(&state, &runs)?,
+        false => as_text(&state, &runs, Screen::of_stdout(Color::Auto), std::io::stdout().is_terminal()),
+    })?;
+    Ok(Exit::OK)
+}
+
+#[derive(Serialize)]
+struct Shown<'a, R: Serialize> {
+    name: &'a str,
+    backend: &'a str,
+    last_success_at: Option<String>,
+    last_success_at_s: Option<u64>,
+    median_ms: Option<u64>,
+    longest_ms: Option<u64>,
+    runs: Vec<R>,
+}
+
+fn as_json(state: &LockState, runs: &[&LastRun]) -> Result<String> {
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    let durations = durations(runs);
+    let shown = Shown {
+        name: state.name.as_str(),
+        backend: state.backend,
+        last_success_at: state.last_success().map(|at| rfc3339::in_words(at).replace(' ', "T") + "Z"),
+        last_success_at_s: state.last_success().map(rfc3339::seconds),
+        median_ms: median(&durations).map(millis),
+        longest_ms: durations.last().copied().map(millis),
+        runs: runs.iter().map(|run| run.shown()).collect(),
+    };
+    Ok(json_escaped(&serde_json::to_string(&shown)?) + "\n")
+}
+
+fn as_text(state: &LockState, runs: &[&LastRun], screen: Screen, with_bars: bool) -> String {
+    let last_success = state.last_success().map_or_else(
+        || "none succeeded".into(),
+        |at| format!("last success {}Z, {} ago", rfc3339::in_words(at), brief(since(at))),
+    );
+    if runs.is_empty() {
+        let success = if state.last_success().is_some() { format!("; {last_success}") } else { String::new() };
+        return format!("{}: no run on record{success}\n", state.name);
+    }
+    let durations = durations(runs);
+    let longest = durations.last().copied().filter(|_| with_bars);
+    let rows: Vec<_> = runs.iter().map(|run| row(run, longest)).collect();
+    let table = Table::for_rows(&LAYOUT, &rows, screen);
+    let mut text = table.head();
+    for (run, row) in runs.iter().zip(&rows) {
+        text += &table.line(row);
+        text += &remarks(run);
+    }
+    let times = match (median(&durations), durations.last()) {
+        (Some(median), Some(longest)) => format!(": median {}, longest {}", brief(median), brief(*longest)),
+        _ => String::new(),
+    };
+    let count = runs.len();
+    text + &format!("{count} {}{times}; {last_success}\n", if count == 1 { "run" } else { "runs" })
+}
+
+fn row(run: &LastRun, longest: Option<Duration>) -> Row<COLUMNS> {
+    let took = run.duration();
+    let paint = if run.succeeded() { Paint::Good } else { Paint::Bad };
+    [
+        rfc3339::in_words(run.started_at).into(),
+        took.map_or_else(|| "-".into(), brief).into(),
+        took.zip(longest).map(|(took, longest)| bar(took, longest)).unwrap_or_default().into(),
+        Cell { text: how_it_ended(run), paint },
+        escape(whose(Some(&run.user), Some(&run.host), run.pid)).into(),
+        escape(&run.command).into(),
+    ]
+}
+
+/// What does not fit into a column, each on a line of its own below the run.
+fn remarks(run: &LastRun) -> String {
+    let mut text = String::new();
+    if let Some(note) = &run.note {
+        text += &format!("  note: {}\n", escape(note));
+    }
+    if let Some(reason) = &run.reason {
+        let by = run.revoked_by.as_deref().unwrap_or("an operator");
+        let at = run.revoked_at.map(|at| format!(" at {}", rfc3339::in_words(at))).unwrap_or_default();
+        text += &format!("  {}\n", escape(format_args!("taken away by {by}{at}: {reason}")));
+    }
+    if let Some(key) = &run.once {
+        text += &format!("  once: {}\n", escape(key));
+    }
+    text
+}
+
+/// As long as the run compared with the longest; something for each.
+fn bar(took: Duration, longest: Duration) -> String {
+    const WIDTH: f64 = 16.0;
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let part = if longest.is_zero() { 0.0 } else { took.as_secs_f64() / longest.as_secs_f64() };
+    let eighths = ((part * WIDTH * 8.0).round() as usize).max(1);
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+/// In order, of the runs that have one.
+fn durations(runs: &[&LastRun]) -> Vec<Duration> {
+    let mut all: Vec<_> = runs.iter().filter_map(|run| run.duration()).collect();
+    all.sort();
+    all
+}
+
+fn median(sorted: &[Duration]) -> Option<Duration> {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::lock::{Holder, Outcome, Revocation};
+
+    fn run(seconds: u64, outcome: Outcome, exit_code: Option<i32>) -> LastRun {
+        let mut run = LastRun::vanished(&Holder::default());
+        run.started_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_794_882_121);
+        run.duration_ms = (outcome != Outcome::Vanished).then_some(seconds * 1000);
+        (run.outcome, run.exit_code) = (outcome, exit_code);
+        (run.host, run.user, run.command) = ("web1".into(), "ann".into(), "./report.sh\u{1b}[2J".into());
+        run
+    }
+
+    #[test]
+    fn a_table_says_how_each_run_ended_and_how_long_they_take() {
+        let mut taken = run(600, Outcome::Lost, None);
+        taken.note = Some("monthly".into());
+        let at = taken.started_at;
+        taken.revoked(&Revocation { reason: "disk full".into(), by: Some("bob@ops".into()), at: Some(at) });
+        let mut state = LockState::free("nightly".parse().unwrap(), "file");
+        state.last_run = Some(run(60, Outcome::Exited, Some(0)));
+        state.earlier = vec![taken, run(0, Outcome::Vanished, None), run(120, Outcome::Signaled, Some(137))];
+        let runs: Vec<_> = state.runs().collect();
+        let piped = Screen { width: None, height: None, color: false, strict: false };
+        let text = as_text(&state, &runs, piped, false);
+        for words in [
+            "2026-11-17 02:22:01  1m",
+            "exit 0",
+            "signal 9",
+            "vanished",
+            "taken away by bob@ops at 2026-11-17 02:22:01: disk full",
+            "note: monthly",
+            "ann@web1",
+            "\\u{1b}[2J",
+            "4 runs: median 2m, longest 10m; none succeeded",
+        ] {
+            assert!(text.contains(words), "{words:?} is missing:\n{text}");
+        }
+        assert!(!text.contains('█'), "{text}");
+        let drawn = as_text(&state, &runs, Screen { width: Some(100), ..piped }, true);
+        assert_eq!(drawn.matches('█').count(), 16 + 1 + 3, "{drawn}");
+        let json: serde_json::Value = serde_json::from_str(&as_json(&state, &runs).unwrap()).unwrap();
+        assert_eq!((&json["median_ms"], &json["longest_ms"]), (&120_000.into(), &600_000.into()));
+        assert_eq!(
+            (&json["runs"][1]["revoked_by"], &json["runs"][1]["started_at_s"]),
+            (&"bob@ops".into(), &1_794_882_121.into())
+        );
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        let seconds = |all: &[u64]| all.iter().map(|s| Duration::from_secs(*s)).collect::<Vec<_>>();
+        assert_eq!(median(&seconds(&[])), None);
+        assert_eq!(median(&seconds(&[1, 2, 9])), Some(Duration::from_secs(2)));
+        assert_eq!(median(&seconds(&[1, 3])), Some(Duration::from_secs(2)));
+    }
+}

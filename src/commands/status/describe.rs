@@ -1,0 +1,123 @@
+//! One lock, described for whoever has to decide what to do about it.
+
+use super::table::{NEVER, is_held_long, paint, word};
+use crate::commands::table::Screen;
+use crate::config::StatusQuery;
+use crate::lock::{Holder, LastRun, LockState, Mode, State, Waiter, rfc3339};
+use crate::report::{brief, escape, how_it_ended, since, whole_seconds, whose};
+
+/// How many of the last runs are shown.
+const RUNS: usize = 5;
+
+pub fn describe(state: &LockState, query: &StatusQuery, screen: Screen) -> String {
+    let mut lines = vec![("", format!("{} on {}", state.name, query.service.address))];
+    lines.push(("state", screen.paint(paint(state), &word(state)) + &circumstances(state)));
+    for holder in &state.holders {
+        lines.extend(of_holder(holder));
+    }
+    for (n, waiter) in state.waiters.iter().enumerate() {
+        lines.push((if n == 0 { "waiters" } else { "" }, format!("{}. {}", n + 1, of_waiter(waiter))));
+    }
+    for (n, run) in state.runs().take(RUNS).enumerate() {
+        lines.push((if n == 0 { "last runs" } else { "" }, of_run(run)));
+    }
+    if let Some(at) = state.last_success().filter(|_| !state.runs().take(RUNS).any(LastRun::succeeded)) {
+        lines.push(("", format!("the last success was at {}", at_date(at))));
+    }
+    for (n, (command, effect)) in next_steps(state, query).into_iter().enumerate() {
+        lines.push((if n == 0 { "next" } else { "" }, format!("{command}\n             {effect}")));
+    }
+    let line = |(n, (head, text)): (usize, (&str, String))| match n {
+        0 => format!("{text}\n"),
+        _ => format!("  {head:<9}  {text}\n"),
+    };
+    lines.into_iter().enumerate().map(line).collect()
+}
+
+fn circumstances(state: &LockState) -> String {
+    let mode = match state.mode {
+        Mode::Exclusive => String::new(),
+        Mode::Shared => ", shared".into(),
+        Mode::Slots(n) => format!(", {} of {n} slots", state.holders.len()),
+    };
+    let note = match state.state {
+        State::Revoked => "; its holder was asked to stop and release it",
+        State::Held if is_held_long(state) => "; more than twice as long as any run on record",
+        State::Free if state.last_run.is_none() && state.waiters.is_empty() => {
+            return format!(", {NEVER} under this name");
+        }
+        _ => "",
+    };
+    format!("{mode}{note}")
+}
+
+fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
+    let host = holder.host.as_deref().or(holder.owner.as_deref());
+    let command = holder.command.as_deref().unwrap_or("(not dlock)");
+    let slot = holder.slot.map(|slot| format!(" in slot {slot}")).unwrap_or_default();
+    let who = whose(holder.user.as_deref(), host, holder.pid);
+    let mut lines = vec![("holder", escape(format_args!("{who}{slot} {command}")))];
+    if let Some(note) = &holder.note {
+        lines.push(("note", escape(note)));
+    }
+    if let Some(at) = holder.acquired_at {
+        lines.push(("since", at_date(at)));
+    }
+    match (holder.ttl, holder.expires_in) {
+        (Some(ttl), Some(left)) => {
+            lines.push(("lease", format!("{}, ends in {} unless renewed", brief(ttl), brief(left))))
+        }
+        (Some(ttl), None) => lines.push(("lease", brief(ttl))),
+        (None, Some(left)) => lines.push(("lease", format!("ends in {} unless renewed", brief(left)))),
+        (None, None) => {}
+    }
+    if let Some(token) = holder.fencing_token {
+        lines.push(("token", token.to_string()));
+    }
+    lines
+}
+
+fn of_waiter(waiter: &Waiter) -> String {
+    let host = waiter.host.as_deref().or(waiter.owner.as_deref());
+    let who = whose(waiter.user.as_deref(), host, waiter.pid);
+    let since = waiter.waiting_since.map(|at| format!(" since {}", at_date(at))).unwrap_or_default();
+    let note = waiter.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
+    escape(format_args!("{who} {}{note}{since}", waiter.command.as_deref().unwrap_or("(not dlock)")))
+}
+
+fn of_run(run: &LastRun) -> String {
+    let took = run.duration().map(|took| format!(" after {}", brief(took))).unwrap_or_default();
+    let by = run.revoked_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
+    let reason = run.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let (date, how) = (rfc3339::in_words(run.started_at), how_it_ended(run));
+    let who = whose(Some(&run.user), Some(&run.host), run.pid);
+    escape(format_args!("{date}Z  {how}{by}{reason}{took}, {who}"))
+}
+
+/// `2026-11-18 03:00:02Z, 3m 12s ago`.
+fn at_date(at: std::time::SystemTime) -> String {
+    format!("{}Z, {} ago", rfc3339::in_words(at), whole_seconds(since(at)))
+}
+
+/// What an operator can type, and what it does.
+fn next_steps(state: &LockState, query: &StatusQuery) -> Vec<(String, &'static str)> {
+    let (name, backend) = (&state.name, query.backend_flag.as_deref().unwrap_or_default());
+    let mut steps = match state.state {
+        State::Held => vec![(
+            format!("dlock force-release {backend}{name} --reason 'TEXT'"),
+            "asks the holder to stop its command and release the lock",
+        )],
+        State::Revoked => vec![(
+            format!("dlock force-release {backend}{name} --now --reason 'TEXT'"),
+            "frees it at once, while the holder's command may still run",
+        )],
+        State::Free => Vec::new(),
+    };
+    if state.last_run.is_some() {
+        steps.push((format!("dlock history {backend}{name}"), "shows all runs on record"));
+    }
+    if state.state == State::Free && state.last_run.is_none() {
+        steps.push((format!("dlock status {}", backend).trim_end().to_owned(), "shows every lock there is"));
+    }
+    steps
+}

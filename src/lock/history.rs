@@ -1,0 +1,293 @@
+//! What a lock keeps of its runs: how each ended, newest first, and when one last succeeded. A release, a forced release
+//! and whoever finds a run that vanished add to it in the step that changes the lock.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Holder, Token, rfc3339};
+use crate::clock;
+
+/// One run under a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastRun {
+    pub fencing_token: Token,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    pub host: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    pub user: String,
+    pub command: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    #[serde(with = "rfc3339")]
+    pub started_at: SystemTime,
+    /// For a run that vanished, when its lease ended, as far as that is known.
+    #[serde(with = "rfc3339::option")]
+    pub ended_at: Option<SystemTime>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_ms: Option<u64>,
+    pub outcome: Outcome,
+    pub exit_code: Option<i32>,
+    pub once: Option<String>,
+    /// Who ended it by taking the lock away, as `user@host`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_by: Option<String>,
+    #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<SystemTime>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Exited,
+    Signaled,
+    Lost,
+    TimedOut,
+    /// Its lease ran out because its dlock died.
+    Vanished,
+}
+
+impl LastRun {
+    /// Of a holder whose run ends now, by a hand other than its own. Of a program other than dlock hardly anything is
+    /// known.
+    fn of_holder(holder: &Holder, outcome: Outcome) -> LastRun {
+        let now = clock::wall();
+        let started_at = holder.acquired_at.unwrap_or(now);
+        LastRun {
+            fencing_token: holder.fencing_token.unwrap_or(Token(0)),
+            owner: holder.owner.clone(),
+            host: holder.host.clone().unwrap_or_default(),
+            pid: holder.pid,
+            user: holder.user.clone().unwrap_or_default(),
+            command: holder.command.clone().or(holder.owner.clone()).unwrap_or_default(),
+            note: holder.note.clone(),
+            started_at,
+            ended_at: Some(now),
+            waited_ms: None,
+            duration_ms: now.duration_since(started_at).ok().map(millis),
+            outcome,
+            exit_code: None,
+            once: None,
+            revoked_by: None,
+            revoked_at: None,
+            reason: None,
+        }
+    }
+
+    /// Of a run that an operator cuts short by freeing the lock at once. How its command then ends nobody may get to
+    /// tell.
+    pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
+        let mut run = LastRun::of_holder(holder, Outcome::Lost);
+        run.revoked(&Revocation::parse(reason));
+        run
+    }
+
+    /// Of a holder whose lease ran out because nobody renewed or released it.
+    pub fn vanished(holder: &Holder) -> LastRun {
+        LastRun { ended_at: None, duration_ms: None, ..LastRun::of_holder(holder, Outcome::Vanished) }
+    }
+
+    /// Notes who took the lock away.
+    pub fn revoked(&mut self, revocation: &Revocation) {
+        self.revoked_by.clone_from(&revocation.by);
+        self.revoked_at = revocation.at;
+        self.reason = Some(revocation.reason.clone());
+    }
+
+    /// Whether this run makes a later one with the same `--once` key needless.
+    pub fn succeeded(&self) -> bool {
+        self.outcome == Outcome::Exited && self.exit_code == Some(0)
+    }
+
+    pub fn duration(&self) -> Option<Duration> {
+        let by_date = || self.ended_at?.duration_since(self.started_at).ok();
+        self.duration_ms.map(Duration::from_millis).or_else(by_date)
+    }
+
+    /// As it is printed: what is stored, and its dates in seconds as well.
+    pub fn shown(&self) -> impl Serialize {
+        ShownRun {
+            run: self,
+            started_at_s: rfc3339::seconds(self.started_at),
+            ended_at_s: self.ended_at.map(rfc3339::seconds),
+            revoked_at_s: self.revoked_at.map(rfc3339::seconds),
+        }
+    }
+
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("strings and numbers always serialise")
+    }
+
+    pub fn from_json(text: &str) -> Option<LastRun> {
+        serde_json::from_str(text).ok()
+    }
+}
+
+#[derive(Serialize)]
+struct ShownRun<'a> {
+    #[serde(flatten)]
+    run: &'a LastRun,
+    started_at_s: u64,
+    ended_at_s: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked_at_s: Option<u64>,
+}
+
+/// Why an operator takes a lock away, who it is and when: one line of text on every backend, which dlocks of any version
+/// and programs other than dlock can show as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revocation {
+    pub reason: String,
+    /// `user@host`.
+    pub by: Option<String>,
+    pub at: Option<SystemTime>,
+}
+
+impl Revocation {
+    /// Who it is, in a sentence.
+    pub fn operator(&self) -> String {
+        self.by.as_ref().map_or_else(|| "an operator".into(), |by| format!("an operator ({by})"))
+    }
+
+    /// Reads what [`Display`](std::fmt::Display) writes; anything else is a reason and nothing more.
+    pub fn parse(text: &str) -> Revocation {
+        let signed = || {
+            let (reason, signature) = text.strip_suffix(')')?.rsplit_once(" (")?;
+            let (by, at) = signature.rsplit_once(", ")?;
+            let at = humantime::parse_rfc3339(at).ok()?;
+            Some(Revocation { reason: reason.to_owned(), by: Some(by.to_owned()), at: Some(at) })
+        };
+        signed().unwrap_or_else(|| Revocation { reason: text.to_owned(), by: None, at: None })
+    }
+}
+
+impl std::fmt::Display for Revocation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.reason)?;
+        match (&self.by, self.at) {
+            (Some(by), Some(at)) => write!(f, " ({by}, {})", humantime::format_rfc3339_seconds(at)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The runs of a lock as backends store them that keep one text a lock: the last run, as every version of dlock reads it,
+/// with the earlier ones and the last success inside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Newest first.
+    pub runs: Vec<LastRun>,
+    pub last_success_at: Option<SystemTime>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    #[serde(flatten)]
+    last: LastRun,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<LastRun>,
+    #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<SystemTime>,
+}
+
+impl From<Option<LastRun>> for History {
+    fn from(run: Option<LastRun>) -> History {
+        let last_success_at = run.as_ref().filter(|run| run.succeeded()).and_then(|run| run.ended_at);
+        History { runs: run.into_iter().collect(), last_success_at }
+    }
+}
+
+impl History {
+    /// Adds a run, and forgets those beyond the last and `keep`.
+    pub fn add(&mut self, run: LastRun, keep: usize) {
+        if run.succeeded() {
+            self.last_success_at = run.ended_at.or(self.last_success_at);
+        }
+        self.runs.insert(0, run);
+        self.runs.truncate(keep.max(1));
+    }
+
+    /// Whether this run is in it.
+    pub fn has(&self, run: &LastRun) -> bool {
+        let is_it = |one: &LastRun| one.owner == run.owner && one.fencing_token == run.fencing_token;
+        run.owner.is_some() && self.runs.iter().any(is_it)
+    }
+
+    /// Whether it is in it with this very end. An operator who cuts a run short leaves another one.
+    pub fn has_ending(&self, run: &LastRun) -> bool {
+        let json = run.to_json();
+        self.runs.iter().any(|one| one.to_json() == json)
+    }
+
+    /// `None` if there was no run.
+    pub fn to_json(&self) -> Option<String> {
+        let (last, earlier) = self.runs.split_first()?;
+        let stored = Stored { last: last.clone(), earlier: earlier.to_vec(), last_success_at: self.last_success_at };
+        Some(serde_json::to_string(&stored).expect("strings and numbers always serialise"))
+    }
+
+    /// Reads what a dlock of any version has stored; what makes no sense is no run.
+    pub fn from_json(text: &str) -> History {
+        let Ok(Stored { last, earlier, last_success_at }) = serde_json::from_str(text) else {
+            return History::default();
+        };
+        let last_success_at = last_success_at.or(last.ended_at.filter(|_| last.succeeded()));
+        let runs = [last].into_iter().chain(earlier).collect();
+        History { runs, last_success_at }
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(token: u64, exit_code: i32) -> LastRun {
+        let mut run = LastRun::of_holder(&Holder::default(), Outcome::Exited);
+        run.fencing_token = Token(token);
+        run.exit_code = Some(exit_code);
+        LastRun::from_json(&run.to_json()).unwrap()
+    }
+
+    #[test]
+    fn a_record_of_an_older_dlock_is_a_history_of_one() {
+        let old = r#"{"fencing_token":7,"host":"h","user":"u","command":"c","started_at":"2026-01-01T00:00:00.000Z",
+                      "ended_at":"2026-01-01T00:00:02.000Z","outcome":"exited","exit_code":0,"once":null}"#;
+        let history = History::from_json(old);
+        assert_eq!(history.runs.len(), 1);
+        assert_eq!(history.runs[0].duration(), Some(Duration::from_secs(2)));
+        assert_eq!(history.last_success_at, history.runs[0].ended_at);
+    }
+
+    #[test]
+    fn an_older_dlock_reads_the_last_run_of_a_history() {
+        let mut history = History::default();
+        for token in 1..=30 {
+            history.add(run(token, i32::from(token > 1)), 20);
+        }
+        assert_eq!(history.runs.len(), 20);
+        let json = history.to_json().unwrap();
+        assert_eq!(LastRun::from_json(&json).unwrap().fencing_token, Token(30));
+        assert_eq!(History::from_json(&json), history);
+        assert!(history.last_success_at.is_some(), "kept although that run has long been forgotten");
+    }
+
+    #[test]
+    fn a_revocation_is_one_line_for_everybody() {
+        let at = humantime::parse_rfc3339("2026-11-18T03:00:00Z").unwrap();
+        for reason in ["disk full", "", "a (b, c)", "no (2026-11-18T03:00:00Z)"] {
+            let signed = Revocation { reason: reason.into(), by: Some("ann@ops, 1".into()), at: Some(at) };
+            assert_eq!(Revocation::parse(&signed.to_string()), signed);
+        }
+        assert_eq!(Revocation::parse("disk (full)"), Revocation { reason: "disk (full)".into(), by: None, at: None });
+    }
+}

@@ -1,0 +1,62 @@
+//! Dates as RFC 3339 in UTC, to the millisecond. A stored record may claim any date; one that has no such form is shown
+//! as the last that has.
+
+use std::time::{Duration, SystemTime};
+
+use serde::de::Error;
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// The nearest date that can be written.
+fn clamped(time: SystemTime) -> SystemTime {
+    const END_OF_9999: Duration = Duration::from_millis(253_402_300_799_999);
+    time.clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + END_OF_9999)
+}
+
+/// For people: `2026-11-18 03:00:02`, in UTC.
+pub fn in_words(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(clamped(time)).to_string().replace('T', " ").replace('Z', "")
+}
+
+/// Seconds since 1970, for programs that cannot read dates.
+pub fn seconds(time: SystemTime) -> u64 {
+    clamped(time).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// A date and, under a key of its own, the same in seconds since 1970.
+pub fn entries<M: SerializeMap>(
+    map: &mut M,
+    keys: [&'static str; 2],
+    time: Option<SystemTime>,
+) -> Result<(), M::Error> {
+    let date = time.map(|time| humantime::format_rfc3339_millis(clamped(time)).to_string());
+    map.serialize_entry(keys[0], &date)?;
+    map.serialize_entry(keys[1], &time.map(seconds))
+}
+
+pub fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {
+    out.collect_str(&humantime::format_rfc3339_millis(clamped(*time)))
+}
+
+pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<SystemTime, D::Error> {
+    humantime::parse_rfc3339(&String::deserialize(text)?).map_err(D::Error::custom)
+}
+
+pub mod option {
+    use std::time::SystemTime;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => super::serialize(time, out),
+            None => out.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<Option<SystemTime>, D::Error> {
+        let text: Option<String> = Option::deserialize(text)?;
+        text.map(|text| humantime::parse_rfc3339(&text).map_err(D::Error::custom)).transpose()
+    }
+}
