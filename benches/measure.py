@@ -11,6 +11,7 @@ from functools import cached_property
 import callgrind
 import cost
 import crowd
+import deaths
 import handover
 import holding
 import listing
@@ -44,6 +45,7 @@ SECTIONS = {
     "cost": cost.measure,
     "crowd": crowd.measure,
     "holding": holding.measure,
+    "deaths": deaths.measure,
     "start-up": startup.measure,
     "listing": listing.measure,
     "callgrind": callgrind.measure,
