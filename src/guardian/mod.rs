@@ -65,10 +65,17 @@ pub struct Guardian {
     pace: Pace,
     /// When an order to end the command must have been carried out.
     ends_by: Option<Instant>,
-    helped_since: Option<Instant>,
+    help: Option<Help>,
     lingers: bool,
     /// Nothing is to be heard of it any more: told to go, or dead.
     retired: bool,
+}
+
+/// dlock kills the command's processes beside a guardian that is late.
+#[derive(Clone, Copy, Debug)]
+struct Help {
+    since: Instant,
+    again_at: Instant,
 }
 
 /// The way on which the keeper pushes the deadlines, and nothing else.
@@ -105,7 +112,7 @@ impl Guardian {
                 leaf,
                 pace: Pace::default(),
                 ends_by: None,
-                helped_since: None,
+                help: None,
                 lingers: false,
                 retired: false,
             }),
@@ -150,7 +157,8 @@ impl Guardian {
     /// When dlock has to [`help`](Self::help), unless all is over before.
     pub fn backstop(&self, deadlines: Option<Deadlines>) -> Option<Instant> {
         let of_lease = deadlines.map(|deadlines| deadlines.with_margin(self.pace.margin()).backstop());
-        [of_lease, self.ends_by].into_iter().flatten().min()
+        let first = || [of_lease, self.ends_by].into_iter().flatten().min();
+        self.help.map(|help| help.again_at).or_else(first)
     }
 
     /// When the guardian ends the command unless it hears of a renewal.
@@ -176,12 +184,12 @@ impl Guardian {
                 break;
             }
         }
-        let since = *self.helped_since.get_or_insert_with(clock::now);
+        let since = self.help.map_or_else(clock::now, |help| help.since);
+        self.help = Some(Help { since, again_at: clock::now() + SOON });
         if since.elapsed() > LONGEST && self.tree.living() == 0 {
             // It cannot be woken, and there is nothing left that it could guard.
             let _ = kill(self.pid, Signal::SIGKILL);
         }
-        self.ends_by = Some(clock::now() + SOON);
         Helped::Beside
     }
 

@@ -17,8 +17,9 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use targets::{TARGETS, Target};
 
-/// No input is longer than some kilobytes; nothing that is read from one may need more than this.
-const MOST_MEMORY: usize = 16 << 20;
+/// No input is longer than some kilobytes; nothing that is read from one may reserve more than this. Most of it is for the
+/// redis crate: it reserves room for 4,096 values in every array, and arrays may be nested a hundred deep.
+const MOST_MEMORY: usize = 32 << 20;
 /// Of the processor, for one input.
 const LONGEST: Duration = Duration::from_secs(1);
 /// So long an input may take before it counts as endless, on however busy a machine.

@@ -289,11 +289,15 @@ impl Drop for CpuGroup {
 
 struct Spinners(Vec<std::process::Child>);
 
+/// The kernel ends each after 20 s of processor time: nothing else might get to run that could.
 fn real_time_spinners() -> Spinners {
     let count = std::thread::available_parallelism().map_or(2, usize::from);
-    let spin =
-        || Command::new("chrt").args(["-f", "50", "timeout", "60", "sh", "-c", "while :; do :; done"]).spawn().unwrap();
-    Spinners((0..count).map(|_| spin()).collect())
+    let spin = |_| {
+        let mut spinner = Command::new("prlimit");
+        spinner.args(["--rttime=20000000:20000000", "chrt", "-f", "50", "sh", "-c", "while :; do :; done"]);
+        spinner.spawn().unwrap()
+    };
+    Spinners((0..count).map(spin).collect())
 }
 
 impl Drop for Spinners {

@@ -160,7 +160,7 @@ impl Run {
         let begun = Begun { at: clock::wall(), since: clock::now(), waited: self.tally.waited };
         if lease.grant.ttl < self.job.timing.ttl {
             let shorter = Event::ShorterTtl { granted: lease.grant.ttl, asked: self.job.timing.ttl };
-            self.voice.tell(&self.job.name, &shorter);
+            self.tell(&shorter);
         }
         if let Err(error) = self.guardian.start(lease, deadlines, self.variables(lease)) {
             self.give_up()?;
@@ -225,7 +225,7 @@ impl Run {
             }
             Err(error) => Event::ReleaseFailed { why: &format!("{error:#}") },
         };
-        self.voice.tell(&self.job.name, &event);
+        self.tell(&event);
         Ok(released.unwrap_or(Released::Done))
     }
 
@@ -255,7 +255,7 @@ impl Run {
         if let Some(path) = &self.job.metrics_file
             && let Err(error) = metrics::count_end(path, &self.job.name, &self.tally)
         {
-            self.voice.tell(&self.job.name, &Event::MetricsFailed { why: &format!("{error:#}") });
+            self.tell(&Event::MetricsFailed { why: &format!("{error:#}") });
         }
     }
 
@@ -266,6 +266,10 @@ impl Run {
             Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::NotOurs | Fault::Internal),
         };
         self.job.keep_trying && may_change && !self.told_to_stop
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.voice.tell(&self.job.name, event);
     }
 
     fn next(&mut self, due: Option<Instant>) -> Result<MainEvent> {

@@ -16,6 +16,13 @@ use crate::keeper::KeeperEvent;
 use crate::lock::{Deadlines, Revocation};
 use crate::report::{Event, whole_seconds};
 
+#[derive(PartialEq, Eq)]
+enum Command {
+    Runs,
+    /// No process of it is left.
+    Over,
+}
+
 impl Run {
     /// Until no process of the command is left.
     pub fn supervise(&mut self, deadlines: &mut Option<Deadlines>) -> Result<RunResult> {
@@ -26,70 +33,37 @@ impl Run {
             let backstop = self.guardian.backstop(*deadlines);
             let due = [timeout, warning, backstop].into_iter().flatten().min();
             let event = self.next(due).inspect_err(|_| {
-                // Whoever hears nothing any more cannot go on, and must leave nothing running.
+                // Without events dlock cannot go on, and it must leave nothing running.
                 self.guardian.leave_it_to();
             })?;
             match event {
                 MainEvent::Signal(caught) => self.forward(caught, &mut result),
                 MainEvent::Keeper(KeeperEvent::Renewed(later)) => *deadlines = Some(later),
-                MainEvent::Keeper(news) => self.heard_while_holding(news, backstop, &mut result),
-                MainEvent::Guardian(GuardianEvent::NotStarted { errno }) => {
-                    result.not_started = Some(errno);
-                    self.tell_not_started(errno);
-                }
-                MainEvent::Guardian(GuardianEvent::Stopped) if self.terminal.is_some() => {
-                    let since = clock::now();
-                    let _ = raise(Signal::SIGSTOP);
-                    // Only if that was too long for the lease.
-                    let overslept = deadlines.is_some_and(|before| self.guardian.signal_at(before).has_passed());
-                    result.suspended = overslept.then(|| since.elapsed());
-                }
-                MainEvent::Guardian(GuardianEvent::Stopped) => {}
-                MainEvent::Guardian(GuardianEvent::Pace(pace)) => {
-                    self.voice.tell(&self.job.name, &Event::Pace { pace });
-                }
-                MainEvent::Guardian(GuardianEvent::Outgrown(pace)) => {
-                    self.voice.tell(&self.job.name, &Event::Outgrown { pace });
-                    result.ended_by(Cause::Lost);
-                }
-                MainEvent::Guardian(GuardianEvent::Expired) => {
-                    self.voice.tell(&self.job.name, &Event::Expired { suspended: result.suspended });
-                    result.ended_by(Cause::Lost);
-                }
-                MainEvent::Guardian(GuardianEvent::Refused { processes }) => {
-                    self.voice.tell(&self.job.name, &Event::CannotSignal { processes: &processes });
-                }
-                MainEvent::Guardian(GuardianEvent::TooLate) => {
-                    self.voice.tell(&self.job.name, &Event::TooLate);
-                    result.ended_by(Cause::Lost);
-                    return Ok(result);
-                }
-                MainEvent::Guardian(GuardianEvent::Empty { status, leftovers }) => {
-                    result.status = status;
-                    if leftovers > 0 {
-                        self.voice.tell(&self.job.name, &Event::Leftovers { processes: leftovers });
+                MainEvent::Keeper(event) => self.heard_from_keeper(event, backstop, &mut result),
+                MainEvent::Guardian(event) => {
+                    if self.heard_from_guardian(event, *deadlines, &mut result) == Command::Over {
+                        return Ok(result);
                     }
-                    return Ok(result);
                 }
                 MainEvent::Due if timeout.is_some_and(Instant::has_passed) => {
                     timeout = None;
                     let after = self.job.timeout.unwrap_or_default();
                     self.guardian.end(self.job.timing.kill_after);
                     result.ended_by(Cause::TimedOut);
-                    self.voice.tell(&self.job.name, &Event::TimedOut { after });
+                    self.tell(&Event::TimedOut { after });
                 }
                 MainEvent::Due if backstop.is_none_or(|backstop| !backstop.has_passed()) => {
                     if let Some(after) = self.job.warn_after.filter(|_| warning.is_some_and(Instant::has_passed)) {
                         warning = None;
-                        self.voice.tell(&self.job.name, &Event::HeldLong { after });
+                        self.tell(&Event::HeldLong { after });
                     }
                 }
-                // The guardian should have said by now that all is over: it is stopped, starved, or gone.
+                // The guardian should have said by now that all is over: it is stopped, starved, or dead.
                 MainEvent::Due if self.guardian.help() == Helped::Beside => {}
                 MainEvent::Due | MainEvent::GuardianGone => {
                     let Run { guardian, voice, job, .. } = self;
                     guardian.replace(|processes| voice.tell(&job.name, &Event::CannotSignal { processes }));
-                    self.voice.tell(&self.job.name, &Event::GuardianDied);
+                    self.tell(&Event::GuardianDied);
                     result.ended_by(Cause::GuardianDied);
                     return Ok(result);
                 }
@@ -97,40 +71,84 @@ impl Run {
         }
     }
 
-    fn heard_while_holding(&mut self, news: KeeperEvent, backstop: Option<Instant>, result: &mut RunResult) {
-        let name = &self.job.name;
-        match news {
+    fn heard_from_guardian(
+        &mut self,
+        event: GuardianEvent,
+        deadlines: Option<Deadlines>,
+        result: &mut RunResult,
+    ) -> Command {
+        match event {
+            GuardianEvent::NotStarted { errno } => {
+                result.not_started = Some(errno);
+                self.tell_not_started(errno);
+            }
+            GuardianEvent::Stopped if self.terminal.is_some() => {
+                let since = clock::now();
+                let _ = raise(Signal::SIGSTOP);
+                // Worth telling only if that was too long for the lease.
+                let overslept = deadlines.is_some_and(|before| self.guardian.signal_at(before).has_passed());
+                result.suspended = overslept.then(|| since.elapsed());
+            }
+            GuardianEvent::Stopped => {}
+            GuardianEvent::Pace(pace) => self.tell(&Event::Pace { pace }),
+            GuardianEvent::Outgrown(pace) => {
+                self.tell(&Event::Outgrown { pace });
+                result.ended_by(Cause::Lost);
+            }
+            GuardianEvent::Expired => {
+                self.tell(&Event::Expired { suspended: result.suspended });
+                result.ended_by(Cause::Lost);
+            }
+            GuardianEvent::Refused { processes } => self.tell(&Event::CannotSignal { processes: &processes }),
+            GuardianEvent::TooLate => {
+                self.tell(&Event::TooLate);
+                result.ended_by(Cause::Lost);
+                return Command::Over;
+            }
+            GuardianEvent::Empty { status, leftovers } => {
+                result.status = status;
+                if leftovers > 0 {
+                    self.tell(&Event::Leftovers { processes: leftovers });
+                }
+                return Command::Over;
+            }
+        }
+        Command::Runs
+    }
+
+    /// A loss is acted on before it is told: whoever reads standard error may be slow.
+    fn heard_from_keeper(&mut self, event: KeeperEvent, backstop: Option<Instant>, result: &mut RunResult) {
+        match event {
             KeeperEvent::Trouble(why) => {
                 let ends_in = backstop.map_or(Duration::ZERO, Instant::remaining);
-                self.voice.tell(name, &Event::Trouble { why: &why, ends_in });
+                self.tell(&Event::Trouble { why: &why, ends_in });
             }
-            KeeperEvent::Recovered => self.voice.tell(name, &Event::Recovered),
-            // What has to be done comes before what is said about it: nobody may be reading.
+            KeeperEvent::Recovered => self.tell(&Event::Recovered),
             KeeperEvent::Lost(why) => {
-                self.guardian.end(self.grace_once_lost());
-                result.ended_by(Cause::Lost);
+                self.end_lost(self.grace_once_lost(), result);
                 let why = match result.suspended {
                     Some(span) => format!("{why}; the job was suspended for {}", whole_seconds(span)),
                     None => why,
                 };
-                self.voice.tell(name, &Event::Lost { why: &why });
+                self.tell(&Event::Lost { why: &why });
             }
             KeeperEvent::ForceReleased(reason) => {
-                self.guardian.end(self.grace_once_lost());
-                result.ended_by(Cause::Lost);
-                let revocation = Revocation::parse(&reason);
-                self.voice.tell(name, &Event::ForceReleased { by: &revocation });
-                result.revocation = Some(revocation);
+                self.end_lost(self.grace_once_lost(), result);
+                let by = result.revocation.insert(Revocation::parse(&reason));
+                self.tell(&Event::ForceReleased { by });
             }
             KeeperEvent::Revoked(reason) => {
-                self.guardian.end(self.job.timing.kill_after);
-                result.ended_by(Cause::Lost);
-                let revocation = Revocation::parse(&reason);
-                self.voice.tell(name, &Event::Revoked { by: &revocation });
-                result.revocation = Some(revocation);
+                self.end_lost(self.job.timing.kill_after, result);
+                let by = result.revocation.insert(Revocation::parse(&reason));
+                self.tell(&Event::Revoked { by });
             }
             _ => {}
         }
+    }
+
+    fn end_lost(&mut self, grace: Duration, result: &mut RunResult) {
+        self.guardian.end(grace);
+        result.ended_by(Cause::Lost);
     }
 
     /// How long the command may take to go when somebody else may have the lock already.
@@ -168,6 +186,6 @@ impl Run {
             Exit::NOT_FOUND => Event::NotFound { program: &program },
             _ => Event::CannotExecute { program: &program, why: &why },
         };
-        self.voice.tell(&self.job.name, &event);
+        self.tell(&event);
     }
 }

@@ -34,7 +34,7 @@ impl Run {
                     self.voice.clear();
                     (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
                     let acquired = Event::Acquired { token: lease.token, waited: began.elapsed() };
-                    self.voice.tell(&self.job.name, &acquired);
+                    self.tell(&acquired);
                     // The only slot there is needs no number but here.
                     lease.slot = lease.slot.or(self.job.numbered.then_some(0));
                     return Ok(Waited::Granted(lease, deadlines));
@@ -139,13 +139,13 @@ impl Run {
             }
             KeeperEvent::AlreadyRan => {
                 let key = self.job.once.clone().unwrap_or_default();
-                self.voice.tell(&self.job.name, &Event::AlreadyRan { key: &key });
+                self.tell(&Event::AlreadyRan { key: &key });
                 return Ok(Some(Waited::Not(Exit::OK)));
             }
             KeeperEvent::OtherSlots(why) => return Err(self.about(Fault::OtherSlots.because(why))),
             KeeperEvent::Failed(error) => return Err(self.about(error)),
-            KeeperEvent::Trouble(why) => self.voice.tell(&self.job.name, &Event::WaitingForBackend { why: &why }),
-            KeeperEvent::Recovered => self.voice.tell(&self.job.name, &Event::Recovered),
+            KeeperEvent::Trouble(why) => self.tell(&Event::WaitingForBackend { why: &why }),
+            KeeperEvent::Recovered => self.tell(&Event::Recovered),
             _ => {}
         }
         Ok(None)
@@ -167,7 +167,7 @@ impl Run {
     fn busy(&mut self, busy: Option<&Busy>) -> Waited {
         self.tally.busy = true;
         let holder = busy.and_then(|busy| busy.holder.as_ref());
-        self.voice.tell(&self.job.name, &Event::Busy { holder });
+        self.tell(&Event::Busy { holder });
         Waited::Not(self.job.conflict)
     }
 
