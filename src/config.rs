@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use crate::backend::{Address, DEFAULT_HISTORY, Patience, file_default_address};
 use crate::cli;
 use crate::exit::{Exit, Fault};
-use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token};
+use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token, rounded};
 pub use file::ConfigFile;
 pub use layers::{Explained, Layers, SETTINGS, variable};
 pub use values::{Color, Layout, Leftovers, OnLost, nearest};
@@ -168,7 +168,7 @@ impl Job {
         let has_command = args.explain || args.command.is_some() || !args.argv.is_empty();
         let name = names::of_run(std::mem::take(&mut args.named), has_command)?;
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
-        let usual = LeaseTiming::new(ttl, None).map(|timing| values::shown(timing.kill_after));
+        let usual = LeaseTiming::new(ttl, None).map(|timing| rounded(timing.kill_after));
         let usual = usual.unwrap_or_else(|_| "none".into());
         let kill_after = layers.option("kill-after", args.kill_after.as_deref(), values::duration, &usual)?;
         let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
@@ -371,7 +371,7 @@ impl Fence {
 }
 
 impl Service {
-    fn from_layers(layers: &mut Layers, common: &cli::Common, timing: Option<LeaseTiming>) -> Result<Service> {
+    pub fn from_layers(layers: &mut Layers, common: &cli::Common, timing: Option<LeaseTiming>) -> Result<Service> {
         const LATER_ANSWERS: Duration = Duration::from_secs(2);
         let address = match layers.address(common.backend.as_deref())? {
             Some(address) => address,

@@ -21,7 +21,6 @@ use crate::lock::{Holder, LockName};
 pub use escape::{escape, json_escaped};
 pub use event::Event;
 use event::{Level, Told, WAITING};
-use wording::rounded;
 pub use wording::{brief, describe, how_it_ended, since, whole_seconds, whose};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{describe, place, rounded, whole_seconds};
+use super::{describe, place, whole_seconds};
 use crate::guardian::Pace;
-use crate::lock::{Holder, Revocation, Token};
+use crate::lock::{Holder, Revocation, Token, millis, rounded};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -76,7 +76,7 @@ impl Told {
     }
 
     fn with_span(self, field: &str, span: Duration) -> Told {
-        self.with(field, u64::try_from(span.as_millis()).unwrap_or(u64::MAX))
+        self.with(field, millis(span))
     }
 
     fn with_pace(self, pace: Pace) -> Told {

@@ -43,7 +43,7 @@ use files::{Folder, LockFiles, leads_to, revoke, taken};
 pub use record::linger;
 use record::{Details, HOLDER};
 use wait::Waiting;
-use watch::FileEvent;
+use watch::{FileEvent, Interference};
 
 pub const NAME: &str = "file";
 
@@ -52,6 +52,7 @@ pub struct FileBackend {
     /// What keeps the lock ours.
     claim: Option<Claim>,
     waiting: Waiting,
+    interference: Option<Interference>,
     listing: Option<(Folder, Names)>,
 }
 
@@ -67,7 +68,7 @@ struct Claim {
 impl FileBackend {
     pub fn open(address: &Address) -> Result<FileBackend> {
         let directory = Directory::new(address)?;
-        Ok(FileBackend { directory, claim: None, waiting: Waiting::default(), listing: None })
+        Ok(FileBackend { directory, claim: None, waiting: Waiting::default(), interference: None, listing: None })
     }
 }
 
@@ -107,18 +108,21 @@ impl Backend for FileBackend {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        match &self.claim {
-            Some(claim) => {
-                self.waiting.is_over();
-                loop {
-                    let (files, record) = (&claim.files, &claim.record);
-                    let told = self.waiting.for_interference(files, &record.who.owner, record.details.slot).await?;
-                    if matches!(told, FileEvent::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
-                        return Ok(());
-                    }
-                }
+        /// A run that is over by then is not watched over: closing a watch costs the kernel many milliseconds.
+        const SHORT_RUN: Duration = Duration::from_millis(300);
+        let Some(claim) = &self.claim else { return self.waiting.for_release().await };
+        self.waiting.is_over();
+        let Some(interference) = &mut self.interference else {
+            tokio::time::sleep(SHORT_RUN).await;
+            self.interference = Some(Interference::watch(&claim.files, &claim.record));
+            // Whatever came before the watch has to be looked for once.
+            return Ok(());
+        };
+        loop {
+            let event = interference.next().await?;
+            if event == FileEvent::Touched || matches!(claim.displaced(), Ok(Some(_))) {
+                return Ok(());
             }
-            None => self.waiting.for_release().await,
         }
     }
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::files::{Folder, revoke};
 use crate::backend::{Ask, DEFAULT_HISTORY};
 use crate::clock::{self, Instant};
-use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token};
+use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token, millis};
 
 /// Where the record is among a claim's descriptors.
 pub const RECORD: usize = 1;
@@ -80,7 +80,7 @@ pub struct Seen {
 
 impl Record<Details> {
     pub fn new(ask: &Ask, inode: u64, token: Token, slot: Option<u32>) -> Record<Details> {
-        let (since, ttl_ms) = (millis(clock::wall()), millis_of(ask.ttl));
+        let (since, ttl_ms) = (in_millis(clock::wall()), millis(ask.ttl));
         let details = Details { mode: ask.mode, token, slot, since, ttl_ms, inode, hold: None, ended: false };
         Record { who: ask.who.clone(), details }
     }
@@ -103,8 +103,8 @@ impl Record<Details> {
         self.details.hold = Some(Hold {
             boot: boot.to_owned(),
             until_boot_ns: fixed(until_boot_ns),
-            until_ms: fixed(millis(clock::wall() + until.remaining())),
-            ttl_ms: Some(fixed(millis_of(ttl))),
+            until_ms: fixed(in_millis(clock::wall() + until.remaining())),
+            ttl_ms: Some(fixed(millis(ttl))),
         });
         let json = self.to_json();
         let written = nix::sys::uio::pwrite(file, json.as_bytes(), 0).context("cannot write the holder's record")?;
@@ -138,7 +138,7 @@ impl Record<Details> {
         let this_boot = hold.boot == boot_id();
         let left = match Instant::from_every_namespace(hold.until_boot_ns.parse().ok()?).filter(|_| this_boot) {
             Some(until) => until.remaining(),
-            None => Duration::from_millis(hold.until_ms.parse::<u64>().ok()?.saturating_sub(millis(clock::wall()))),
+            None => Duration::from_millis(hold.until_ms.parse::<u64>().ok()?.saturating_sub(in_millis(clock::wall()))),
         };
         Some(left).filter(|left| !left.is_zero())
     }
@@ -235,12 +235,8 @@ pub fn boot_id() -> &'static str {
     &BOOT
 }
 
-fn millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, millis_of)
-}
-
-fn millis_of(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+fn in_millis(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
 fn since_epoch(millis: u64) -> SystemTime {

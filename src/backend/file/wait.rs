@@ -1,10 +1,8 @@
-//! Waiting without polling: for the lock in the kernel's own queue, for a slot and for the acts of an operator through
-//! inotify(7).
+//! Waiting without polling: for the lock in the kernel's own queue, for a slot through inotify(7).
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::inotify::AddWatchFlags;
@@ -13,12 +11,9 @@ use tokio::sync::oneshot;
 use super::files::{Folder, LockFiles, WAITING, leads_to, slot};
 use super::record::{self, Details, WAITER};
 use super::take::inode;
-use super::watch::{FileEvent, Interference, Watch};
+use super::watch::Watch;
 use crate::backend::Ask;
-use crate::lock::{Mode, OwnerId, Record, Token};
-
-/// A run that is over by then is not watched over.
-const SHORT_RUN: Duration = Duration::from_millis(300);
+use crate::lock::{Mode, Record, Token};
 
 #[derive(Default)]
 pub struct Waiting {
@@ -31,7 +26,6 @@ pub struct Waiting {
     turn: Option<File>,
     slots: BTreeMap<u32, File>,
     watch: Option<Watch>,
-    interference: Option<Interference>,
 }
 
 /// A thread in flock(2). It cannot be stopped; a lock that it gets too late is released again.
@@ -135,23 +129,6 @@ impl Waiting {
             Some(watch) => watch.next(|name| name.is_none_or(|name| name.starts_with("slot."))).await,
             None => std::future::pending().await,
         }
-    }
-
-    /// While holding: something may have happened to the lock file, or an operator has left a mark for us.
-    pub async fn for_interference(
-        &mut self,
-        files: &LockFiles,
-        owner: &OwnerId,
-        slot: Option<u32>,
-    ) -> Result<FileEvent> {
-        let Some(interference) = &mut self.interference else {
-            // Closing a watch costs the kernel many milliseconds: a short run goes without one.
-            tokio::time::sleep(SHORT_RUN).await;
-            self.interference = Some(Interference::watch(files, owner, slot));
-            // Whatever came before the watch has to be looked for once.
-            return Ok(FileEvent::Touched);
-        };
-        interference.next().await
     }
 }
 

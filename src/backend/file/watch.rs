@@ -11,7 +11,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::files::{LockFiles, revoke, slot};
-use crate::lock::OwnerId;
+use super::record::Details;
+use crate::lock::Record;
 
 /// How often we look where the kernel gives us no watch.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -76,6 +77,7 @@ impl Watch {
 }
 
 /// What a holder learns.
+#[derive(PartialEq)]
 pub enum FileEvent {
     /// The lock file, or what belongs to it, was touched.
     Touched,
@@ -94,7 +96,7 @@ pub struct Interference {
 }
 
 impl Interference {
-    pub fn watch(files: &LockFiles, owner: &OwnerId, owned_slot: Option<u32>) -> Interference {
+    pub fn watch(files: &LockFiles, record: &Record<Details>) -> Interference {
         let (lock, side) = (files.lock_path(), files.side_path());
         let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
         let here = moved | AddWatchFlags::IN_DONT_FOLLOW;
@@ -106,7 +108,7 @@ impl Interference {
         // It has priority to tell when something was mounted or unmounted.
         let table = File::open("/proc/self/mountinfo").ok().filter(|_| seen);
         let mounts = table.and_then(|table| register(table, Interest::PRIORITY));
-        let names = owned_slot.map(slot).into_iter().chain([revoke(owner)]).collect();
+        let names = record.details.slot.map(slot).into_iter().chain([revoke(&record.who.owner)]).collect();
         Interference { watch, names, mounts }
     }
 
