@@ -16,13 +16,13 @@ use anyhow::{Context, Result};
 use crate::backend::{Address, DEFAULT_HISTORY, Patience, file_default_address};
 use crate::cli;
 use crate::exit::{Exit, Fault};
-use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token};
+use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token, rounded};
 pub use file::ConfigFile;
 pub use layers::{Explained, Layers, SETTINGS, variable};
 pub use values::{Color, Layout, Leftovers, OnLost, nearest};
-pub use voice::{Loaded, load, typed_format};
+pub use voice::{load, typed_format};
 
-const DEFAULT_TTL: Duration = Duration::from_secs(30);
+const DEFAULT_TTL: &str = "30s";
 
 /// What every verb that talks to a backend needs.
 #[derive(Debug)]
@@ -164,73 +164,49 @@ pub struct Fence {
 }
 
 impl Job {
-    pub fn from_args(args: cli::RunArgs, mut layers: Layers) -> Result<Job> {
+    pub fn from_args(mut args: cli::RunArgs, mut layers: Layers) -> Result<Job> {
         let has_command = args.explain || args.command.is_some() || !args.argv.is_empty();
-        let name = names::of_run(args.named, has_command)?;
-        let ttl = layers.explain("ttl", args.ttl.as_deref(), values::duration, || "30s".into())?;
-        let ttl = ttl.unwrap_or(DEFAULT_TTL);
-        let usual =
-            || LeaseTiming::new(ttl, None).map_or_else(|_| "none".into(), |timing| values::shown(timing.kill_after));
-        let kill_after = layers.explain("kill-after", args.kill_after.as_deref(), values::duration, usual)?;
+        let name = names::of_run(std::mem::take(&mut args.named), has_command)?;
+        let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
+        let usual = LeaseTiming::new(ttl, None).map(|timing| rounded(timing.kill_after));
+        let usual = usual.unwrap_or_else(|_| "none".into());
+        let kill_after = layers.option("kill-after", args.kill_after.as_deref(), values::duration, &usual)?;
         let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
         let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
-
-        let mode = mode(args.shared, args.slots.as_deref())?;
+        let is_set = |limit: &Duration| !limit.is_zero();
         layers.note("slots", args.slots.clone(), "1");
-        let wait = if args.keep_trying {
-            // Whoever never gives up waits for ever, whatever is usual here.
-            layers.note("wait", Some("for ever".into()), "");
-            None
-        } else {
-            let typed = if args.no_wait { Some("0") } else { args.wait.as_deref() };
-            layers.explain("wait", typed, values::duration, || "for ever".into())?
-        };
-        let signal = layers.explain("signal", args.signal.as_deref(), values::signal, || "TERM".into())?;
-        let timeout = layers.explain("timeout", args.timeout.as_deref(), values::duration, || "none".into())?;
-        let on_lost = layers.explain("on-lost", args.on_lost.as_deref(), values::on_lost, || "kill".into())?;
-        let leftovers = layers.explain("leftovers", args.leftovers.as_deref(), values::leftovers, || "kill".into())?;
-        let hold = layers.explain("hold-at-least", args.hold_at_least.as_deref(), values::duration, || "0".into())?;
-        let metrics = layers.explain("metrics-file", args.metrics_file.as_deref(), values::path, || "none".into())?;
-        let on_event = layers.explain("on-event", args.on_event.as_deref(), values::shell_command, || "none".into())?;
-        let warn_after =
-            layers.explain("warn-after", args.warn_after.as_deref(), values::duration, || "none".into())?;
-        let note = layers.explain("note", args.note.as_deref(), values::note, || "none".into())?;
-        let history =
-            layers.explain("history", args.history.as_deref(), values::history, || DEFAULT_HISTORY.to_string())?;
-        let conflict =
-            layers.explain("conflict-exit-code", args.conflict_exit_code.as_deref(), values::exit_code, || {
-                Exit::BUSY.to_string()
-            })?;
-
         Ok(Job {
             name,
             service,
             timing,
-            wait: match wait {
-                None => Wait::Forever,
-                Some(Duration::ZERO) => Wait::Never,
-                Some(limit) => Wait::AtMost(limit),
-            },
-            mode,
+            mode: mode(args.shared, args.slots.as_deref())?,
             numbered: args.slots.is_some(),
-            once: args.once.map(|key| values::once_key(&key)).transpose().context("--once").context(Fault::Usage)?,
-            signal: signal.unwrap_or(nix::libc::SIGTERM),
-            timeout: timeout.filter(|limit| !limit.is_zero()),
-            on_lost: on_lost.unwrap_or(OnLost::Kill),
-            leftovers: leftovers.unwrap_or(Leftovers::Kill),
-            hold_at_least: hold.unwrap_or(Duration::ZERO),
-            conflict: Exit::Code(conflict.unwrap_or(Exit::BUSY)),
+            wait: wait(&mut layers, &args)?,
+            once: flag("--once", args.once.as_deref(), values::once_key)?,
+            signal: layers.value("signal", args.signal.as_deref(), values::signal, "TERM")?,
+            timeout: layers.option("timeout", args.timeout.as_deref(), values::duration, "none")?.filter(is_set),
+            on_lost: layers.value("on-lost", args.on_lost.as_deref(), values::on_lost, "kill")?,
+            leftovers: layers.value("leftovers", args.leftovers.as_deref(), values::leftovers, "kill")?,
+            hold_at_least: layers.value("hold-at-least", args.hold_at_least.as_deref(), values::duration, "0")?,
+            metrics_file: layers.option("metrics-file", args.metrics_file.as_deref(), values::path, "none")?,
+            on_event: layers.option("on-event", args.on_event.as_deref(), values::shell_command, "none")?,
+            warn_after: layers
+                .option("warn-after", args.warn_after.as_deref(), values::duration, "none")?
+                .filter(is_set),
+            note: layers.option("note", args.note.as_deref(), values::note, "none")?,
+            history: layers.value("history", args.history.as_deref(), values::history, &DEFAULT_HISTORY.to_string())?,
+            conflict: Exit::Code(layers.value(
+                "conflict-exit-code",
+                args.conflict_exit_code.as_deref(),
+                values::exit_code,
+                &Exit::BUSY.to_string(),
+            )?),
             argv: match args.command {
                 Some(line) => vec![values::shell(), "-c".into(), line],
                 None => args.argv,
             },
             reentrant: args.reentrant,
             keep_trying: args.keep_trying,
-            metrics_file: metrics,
-            on_event,
-            warn_after: warn_after.filter(|limit| !limit.is_zero()),
-            note,
-            history: history.unwrap_or(DEFAULT_HISTORY),
             explained: layers.explained,
         })
     }
@@ -342,7 +318,7 @@ impl Acquisition {
 
 impl Tenure {
     pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
-        let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
+        let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
         LeaseTiming::new(ttl, None).context(Fault::Usage)?;
         let extension = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
         let name = names::of("renew", args.named)?;
@@ -374,8 +350,8 @@ impl Tenure {
 
 impl Examination {
     pub fn from_args(args: cli::DoctorArgs, mut layers: Layers) -> Result<Examination> {
-        let ttl = layers.get("ttl", args.ttl.as_deref(), values::duration)?.unwrap_or(DEFAULT_TTL);
-        let kill_after = layers.get("kill-after", None, values::duration)?;
+        let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
+        let kill_after = layers.option("kill-after", None, values::duration, "")?;
         let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
         let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
         Ok(Examination { service, timing, json: args.json, strict: args.strict, print_schema: args.print_schema })
@@ -395,16 +371,14 @@ impl Fence {
 }
 
 impl Service {
-    fn from_layers(layers: &mut Layers, common: &cli::Common, timing: Option<LeaseTiming>) -> Result<Service> {
-        const FIRST_ANSWER: Duration = Duration::from_secs(5);
+    pub fn from_layers(layers: &mut Layers, common: &cli::Common, timing: Option<LeaseTiming>) -> Result<Service> {
         const LATER_ANSWERS: Duration = Duration::from_secs(2);
         let address = match layers.address(common.backend.as_deref())? {
             Some(address) => address,
             None => file_default_address()?,
         };
-        let connect =
-            layers.explain("connect-timeout", common.connect_timeout.as_deref(), values::duration, || "5s".into())?;
-        let connect = connect.unwrap_or(FIRST_ANSWER).max(Duration::from_millis(1));
+        let connect = layers.value("connect-timeout", common.connect_timeout.as_deref(), values::duration, "5s")?;
+        let connect = connect.max(Duration::from_millis(1));
         let attempt = timing.map_or(LATER_ANSWERS, LeaseTiming::attempt);
         Ok(Service { address, patience: Patience { connect, attempt } })
     }
@@ -413,6 +387,23 @@ impl Service {
 /// What only a flag can set.
 fn flag<T>(name: &'static str, typed: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
     typed.map(parse).transpose().context(name).context(Fault::Usage)
+}
+
+fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {
+    let typed = if args.no_wait { Some("0") } else { args.wait.as_deref() };
+    let limit = match args.keep_trying {
+        false => layers.option("wait", typed, values::duration, "for ever")?,
+        true => {
+            // Whoever never gives up waits for ever, whatever is usual here.
+            layers.note("wait", Some("for ever".into()), "");
+            None
+        }
+    };
+    Ok(match limit {
+        None => Wait::Forever,
+        Some(Duration::ZERO) => Wait::Never,
+        Some(limit) => Wait::AtMost(limit),
+    })
 }
 
 fn mode(shared: bool, slots: Option<&str>) -> Result<Mode> {

@@ -142,8 +142,7 @@ pub fn next(signals: &Signals, guardian: &mut Guardian, keeper: &Keeper, due: Op
 fn timeout(due: Option<Instant>) -> PollTimeout {
     const LONGEST: Duration = Duration::from_secs(3600);
     let Some(due) = due else { return PollTimeout::NONE };
-    let millis = due.remaining().min(LONGEST).as_millis() + 1;
-    PollTimeout::try_from(u32::try_from(millis).unwrap_or(u32::MAX)).unwrap_or(PollTimeout::MAX)
+    PollTimeout::try_from(due.remaining().min(LONGEST) + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
 }
 
 /// Dies of a signal, as whoever started us expects of a program that was interrupted.

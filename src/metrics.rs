@@ -3,10 +3,11 @@
 //! else in it is somebody else's, and stays as it is.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -15,7 +16,7 @@ use nix::fcntl::OFlag;
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::LockName;
-use crate::openat::{self, Dir};
+use crate::openat::{self, Place};
 
 /// What one run adds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,7 +69,7 @@ type Samples = BTreeMap<(String, String), f64>;
 /// Refuses a file that has anything in it but metrics of dlock's. What else is wrong with it is a matter of writing it.
 pub fn refuse_foreign(path: &Path) -> Result<()> {
     let Ok(place) = openat::resolve(path) else { return Ok(()) };
-    match (Metrics { dir: &place.dir, path: &place.name }).read() {
+    match Metrics(place).read() {
         Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Foreign>()) => {
             Err(Fault::Config.because(format_args!("--metrics-file: {}: {Foreign}", path.display())))
         }
@@ -94,8 +95,7 @@ pub fn count_end(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
 
 fn change(path: &Path, patience: Duration, count: impl FnOnce(&mut Samples)) -> Result<()> {
     let about = || format!("cannot write metrics to {}", path.display());
-    let place = openat::resolve(path).with_context(about)?;
-    let file = Metrics { dir: &place.dir, path: &place.name };
+    let file = Metrics(openat::resolve(path).with_context(about)?);
     let _guard = file.lock(patience).with_context(about)?;
     let mut samples = file.read().with_context(|| format!("cannot read {}", path.display()))?;
     count(&mut samples);
@@ -115,15 +115,12 @@ impl std::fmt::Display for Foreign {
 impl std::error::Error for Foreign {}
 
 /// The file, and those beside it that are needed to change it.
-struct Metrics<'a> {
-    dir: &'a Dir,
-    path: &'a Path,
-}
+struct Metrics(Place);
 
-impl Metrics<'_> {
+impl Metrics {
     /// Whoever can read the guard could lock it, and keep every run from its end.
     fn lock(&self, patience: Duration) -> IoResult<File> {
-        let guard = self.dir.open_file(&self.beside("lock"), OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?;
+        let guard = self.0.dir.open_file(self.beside("lock"), OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?;
         let until = clock::now() + patience;
         while guard.try_lock().is_err() {
             if until.has_passed() {
@@ -137,7 +134,7 @@ impl Metrics<'_> {
     fn read(&self) -> IoResult<Samples> {
         // Ours have a few hundred bytes a lock.
         const LONGEST: u64 = 64 << 20;
-        match self.dir.open_file(self.path, OFlag::O_RDONLY, 0) {
+        match self.0.dir.open_file(&self.0.name, OFlag::O_RDONLY, 0) {
             Ok(file) => {
                 let mut bytes = Vec::new();
                 file.take(LONGEST).read_to_end(&mut bytes)?;
@@ -152,19 +149,19 @@ impl Metrics<'_> {
     fn write(&self, samples: &Samples) -> IoResult<()> {
         let fresh = self.beside("new");
         // Of a run that died here, or of somebody who hopes that we write to it.
-        let _ = self.dir.remove(&fresh);
+        let _ = self.0.dir.remove(&fresh);
         let write = |file: &mut File| {
             // Whoever collects it is another user, whatever the umask of a job is.
             file.set_permissions(Permissions::from_mode(0o644))?;
             file.write_all(render(samples).as_bytes())
         };
-        self.dir.replace(self.path, fresh.as_os_str(), 0o600, write).map(drop)
+        self.0.dir.replace(&self.0.name, fresh, write).map(drop)
     }
 
-    fn beside(&self, suffix: &str) -> PathBuf {
-        let mut name = self.path.as_os_str().to_owned();
+    fn beside(&self, suffix: &str) -> OsString {
+        let mut name = self.0.name.clone();
         name.push(format!(".{suffix}"));
-        name.into()
+        name
     }
 }
 

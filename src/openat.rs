@@ -7,8 +7,8 @@
 //! somebody else. Below a [`Dir`], which is such a path once it has been resolved, no symlink is followed at all.
 //!
 //! A file has to be a regular one: opening a pipe or a device could wait for ever. One that is changed in its place must
-//! have no second name, see [`sole_name`]. One openat(2) with O_NOFOLLOW for each level works on every kernel;
-//! openat2(2) would need Linux 5.6.
+//! have no second name, see [`sole_name`]. One openat2(2) goes down a path without symlinks; where there is one, and
+//! before Linux 5.6, it takes an openat(2) with O_NOFOLLOW for each level.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -20,14 +20,17 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 /// As many as the kernel follows.
 const MOST_LINKS: u32 = 40;
 
-/// A directory that is open. Files below it are named by paths relative to it.
+/// What opens a directory, or a symlink itself, for everything but reading.
+const AS_PLACE: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+
+/// A directory that is open. What is in it is named by single names.
 #[derive(Clone, Debug)]
 pub struct Dir {
     fd: Arc<OwnedFd>,
@@ -35,11 +38,14 @@ pub struct Dir {
     path: PathBuf,
 }
 
+/// The names in a directory, without `.` and `..`.
+pub type Names = Box<dyn Iterator<Item = Result<OsString>> + Send>;
+
 /// A name in a directory, whether or not anything is there. It is no symlink, unless it became one just now.
 #[derive(Debug)]
 pub struct Place {
     pub dir: Dir,
-    pub name: PathBuf,
+    pub name: OsString,
 }
 
 /// Finds out what a path means, following the symlinks that we trust.
@@ -55,11 +61,11 @@ pub fn resolve(path: &Path) -> Result<Place> {
             (enter(&fd, OsStr::new(".."))?, name)
         }
     };
-    Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name: name.into() })
+    Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name })
 }
 
 /// What is to become of the last component of a path.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Last {
     IsEntered,
     IsNamed,
@@ -68,9 +74,16 @@ enum Last {
 /// Goes down a path: to a directory, its real path, and the last component if it was to be named and there is one.
 fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)> {
     let mut real = if path.is_absolute() { PathBuf::from("/") } else { std::env::current_dir()? };
-    let mut fd = enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?;
     let mut left: Vec<OsString> = Vec::new();
     push(&mut left, path.strip_prefix("/").unwrap_or(path));
+    let mut fd = match at_once(path, last) {
+        Some((fd, directories)) => {
+            real.push(directories);
+            left.truncate(if last == Last::IsNamed { 1 } else { 0 });
+            fd
+        }
+        None => enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?,
+    };
     let mut links = 0;
     while let Some(name) = left.pop() {
         match name.as_bytes() {
@@ -105,6 +118,17 @@ fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)>
     Ok((fd, real, None))
 }
 
+/// All directories of a path in one step, if no symlink, `.` or `..` is among them and the kernel can do it.
+fn at_once(path: &Path, last: Last) -> Option<(OwnedFd, &Path)> {
+    let directories = if last == Last::IsNamed { path.parent()? } else { path };
+    let is_plain = |component| matches!(component, Component::RootDir | Component::Normal(_));
+    if directories == Path::new("") || !path.components().all(is_plain) {
+        return None;
+    }
+    let how = OpenHow::new().flags(AS_PLACE | OFlag::O_DIRECTORY).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    Some((openat2(AT_FDCWD, directories, how).ok()?, directories))
+}
+
 /// The last component comes first.
 fn push(left: &mut Vec<OsString>, path: &Path) {
     left.extend(path.components().rev().map(|component: Component<'_>| component.as_os_str().to_owned()));
@@ -117,7 +141,7 @@ pub fn open(path: &Path) -> Result<File> {
         return File::open(path);
     }
     let place = resolve(path)?;
-    place.dir.open_file(&place.name, OFlag::O_RDONLY, 0)
+    place.dir.open_file(place.name, OFlag::O_RDONLY, 0)
 }
 
 /// The text of a file that was named by a path.
@@ -146,86 +170,62 @@ impl Dir {
         Ok(fstat(&self.fd)?)
     }
 
+    /// A directory in this one.
+    pub fn enter(&self, name: impl AsRef<OsStr>) -> Result<Dir> {
+        let fd = enter(&self.fd, name.as_ref())?;
+        Ok(Dir { fd: Arc::new(fd), path: self.path.join(name.as_ref()) })
+    }
+
     /// Opens a regular file, without waiting for anybody.
-    pub fn open_file(&self, below: &Path, flags: OFlag, mode: u32) -> Result<File> {
-        let (dir, name) = self.descend(below)?;
-        open_regular(&dir, name, flags, mode)
+    pub fn open_file(&self, name: impl AsRef<OsStr>, flags: OFlag, mode: u32) -> Result<File> {
+        const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
+        let opened = openat(&self.fd, name.as_ref(), flags | SAFELY, Mode::from_bits_truncate(mode));
+        let file = File::from(opened.map_err(no_link)?);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
+        }
     }
 
     /// Puts a new file in the place of what is there, in one step. It is written beside it first, as `fresh`.
     pub fn replace(
         &self,
-        below: &Path,
-        fresh: &OsStr,
-        mode: u32,
+        name: impl AsRef<OsStr>,
+        fresh: impl AsRef<OsStr>,
         write: impl FnOnce(&mut File) -> Result<()>,
     ) -> Result<File> {
-        let (dir, name) = self.descend(below)?;
-        let mut file = open_regular(&dir, fresh, OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL, mode)?;
-        let written = write(&mut file).and_then(|()| Ok(renameat(&dir, fresh, &dir, name)?));
+        let fresh = fresh.as_ref();
+        let mut file = self.open_file(fresh, OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL, 0o600)?;
+        let written = write(&mut file).and_then(|()| Ok(renameat(&self.fd, fresh, &self.fd, name.as_ref())?));
         if written.is_err() {
-            let _ = unlinkat(&dir, fresh, UnlinkatFlags::NoRemoveDir);
+            let _ = self.remove(fresh);
         }
         written.map(|()| file)
     }
 
-    pub fn remove(&self, below: &Path) -> Result<()> {
-        let (dir, name) = self.descend(below)?;
-        Ok(unlinkat(dir, name, UnlinkatFlags::NoRemoveDir)?)
+    pub fn remove(&self, name: impl AsRef<OsStr>) -> Result<()> {
+        Ok(unlinkat(&self.fd, name.as_ref(), UnlinkatFlags::NoRemoveDir)?)
     }
 
-    pub fn make_dir(&self, below: &Path, mode: u32) -> Result<()> {
-        let (dir, name) = self.descend(below)?;
-        Ok(mkdirat(dir, name, Mode::from_bits_truncate(mode))?)
+    pub fn make_dir(&self, name: impl AsRef<OsStr>, mode: u32) -> Result<()> {
+        Ok(mkdirat(&self.fd, name.as_ref(), Mode::from_bits_truncate(mode))?)
     }
 
-    /// A directory, open for what an O_PATH descriptor is not enough for: to list it, to change its mode, to sync it.
-    pub fn open_dir(&self, below: &Path) -> Result<File> {
-        let (dir, name) = self.descend(below)?;
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        openat(&dir, name, flags, Mode::empty()).map(File::from).map_err(|error| not_entered(&dir, name, error))
+    /// Open for what an O_PATH descriptor is not enough for: to list it, to change its mode, to sync it.
+    pub fn open_to_read(&self) -> Result<File> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(openat(&self.fd, ".", flags, Mode::empty())?.into())
     }
 
-    /// The names in a directory below, or in this one (`.`).
-    pub fn list(&self, below: &Path) -> Result<Names> {
-        let entries = nix::dir::Dir::from_fd(self.open_dir(below)?.into())?;
-        Ok(Names(entries.into_iter()))
+    pub fn list(&self) -> Result<Names> {
+        let entries = nix::dir::Dir::from_fd(self.open_to_read()?.into())?.into_iter();
+        let names = entries.map(|entry| Ok(OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned()));
+        Ok(Box::new(names.filter(|name| !matches!(name, Ok(name) if name == "." || name == ".."))))
     }
 
     /// What is there, be it a symlink itself.
-    pub fn stat_of(&self, below: &Path) -> Result<FileStat> {
-        let (dir, name) = self.descend(below)?;
-        Ok(fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?)
-    }
-
-    /// Goes down to the directory of a file; returns it with the file's name there.
-    fn descend<'a>(&self, below: &'a Path) -> Result<(Arc<OwnedFd>, &'a OsStr)> {
-        let mut names = below.components().map(Component::as_os_str);
-        let last = names.next_back().unwrap_or(OsStr::new("."));
-        let mut dir = Arc::clone(&self.fd);
-        for name in names {
-            dir = Arc::new(enter(&dir, name)?);
-        }
-        Ok((dir, last))
-    }
-}
-
-/// The names in a directory, without `.` and `..`.
-pub struct Names(nix::dir::OwningIter);
-
-impl Iterator for Names {
-    type Item = Result<OsString>;
-
-    fn next(&mut self) -> Option<Result<OsString>> {
-        loop {
-            match self.0.next()? {
-                Ok(entry) => match entry.file_name().to_bytes() {
-                    b"." | b".." => {}
-                    name => return Some(Ok(OsStr::from_bytes(name).to_owned())),
-                },
-                Err(error) => return Some(Err(error.into())),
-            }
-        }
+    pub fn stat_of(&self, name: impl AsRef<OsStr>) -> Result<FileStat> {
+        Ok(fstatat(&self.fd, name.as_ref(), AtFlags::AT_SYMLINK_NOFOLLOW)?)
     }
 }
 
@@ -238,31 +238,20 @@ pub fn sole_name(file: File) -> Result<File> {
     }
 }
 
-fn open_regular(dir: &OwnedFd, name: &OsStr, flags: OFlag, mode: u32) -> Result<File> {
-    const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
-    let file = File::from(openat(dir, name, flags | SAFELY, Mode::from_bits_truncate(mode)).map_err(no_link)?);
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
-    }
-}
-
 /// A directory, not what a symlink leads to.
 fn enter(dir: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    openat(&dir, name, flags, Mode::empty()).map_err(|error| not_entered(&dir, name, error))
-}
-
-/// The kernel calls a symlink "not a directory" here.
-fn not_entered(dir: impl AsFd, name: &OsStr, error: Errno) -> Error {
-    let is_link = || fstatat(dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| kind(&stat) == SFlag::S_IFLNK);
-    no_link(if error == Errno::ENOTDIR && is_link() { Errno::ELOOP } else { error })
+    let is_link = || fstatat(&dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok_and(|stat| kind(&stat) == SFlag::S_IFLNK);
+    openat(&dir, name, AS_PLACE | OFlag::O_DIRECTORY, Mode::empty()).map_err(|error| match error {
+        // The kernel calls a symlink "not a directory" here.
+        Errno::ENOTDIR if is_link() => no_link(Errno::ELOOP),
+        error => no_link(error),
+    })
 }
 
 /// Where a symlink leads, if this is one.
 fn link_target(dir: &OwnedFd, path: &Path, name: &OsStr) -> Result<Option<PathBuf>> {
     // One descriptor for both questions: the name may mean another link in a moment.
-    let link = match openat(dir, name, OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty()) {
+    let link = match openat(dir, name, AS_PLACE, Mode::empty()) {
         Err(Errno::ENOENT) => return Ok(None),
         link => link?,
     };

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::clock;
 use crate::exit::Fault;
@@ -20,8 +20,7 @@ use crate::guardian::Hooks;
 use crate::lock::{Holder, LockName};
 pub use escape::{escape, json_escaped};
 pub use event::Event;
-use event::{Fields, Level, WAITING, fields};
-use wording::rounded;
+use event::{Level, Told, WAITING};
 pub use wording::{brief, describe, how_it_ended, since, whole_seconds, whose};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,41 +65,37 @@ impl Voice {
     }
 
     pub fn tell(&mut self, name: &LockName, event: &Event) {
-        let (level, kind, text) = event.describe();
-        self.line(level, kind, Some(name), &text, event.fields());
+        self.line(Some(name), &event.told());
     }
 
     /// The same where no lock is spoken of.
     pub fn say(&mut self, event: &Event) {
-        let (level, kind, text) = event.describe();
-        self.line(level, kind, None, &text, event.fields());
+        self.line(None, &event.told());
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
-        let (text, fields) = failure(error);
-        self.line(Level::Error, "failed", None, &text, fields);
+        self.line(None, &failure(error));
     }
 
     /// Calls the hooks for an error that somebody else says.
     pub fn call_for(&self, error: &anyhow::Error) {
-        let (text, fields) = failure(error);
-        self.call_hook(Level::Error, "failed", None, &text, &fields);
+        self.call_hook(None, &failure(error));
     }
 
-    fn call_hook(&self, level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: &Fields) {
-        let is_wanted = level != Level::Info || matches!(kind, "acquired" | "released");
+    fn call_hook(&self, name: Option<&LockName>, told: &Told) {
+        let is_wanted = told.level != Level::Info || matches!(told.kind, "acquired" | "released");
         if let Some(hooks) = self.hooks.as_ref().filter(|_| is_wanted) {
-            hooks.call(kind, &as_json(level, kind, name, text, fields.clone()));
+            hooks.call(told.kind, &json_line(name, told));
         }
     }
 
-    fn line(&mut self, level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: Fields) {
-        self.call_hook(level, kind, name, text, &fields);
-        let needed = match level {
+    fn line(&mut self, name: Option<&LockName>, told: &Told) {
+        self.call_hook(name, told);
+        let needed = match told.level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
             // A log for machines has it in any case.
-            Level::Info if kind == WAITING && self.format == Format::Json => Loudness::Normal,
+            Level::Info if told.kind == WAITING && self.format == Format::Json => Loudness::Normal,
             Level::Info => Loudness::Verbose,
         };
         if self.loudness < needed {
@@ -108,9 +103,9 @@ impl Voice {
         }
         self.clear();
         speak(&match (self.format, name) {
-            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(text))),
-            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(text))),
-            (Format::Json, name) => as_json(level, kind, name, text, fields),
+            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(&told.text))),
+            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&told.text))),
+            (Format::Json, name) => json_line(name, told),
         });
     }
 
@@ -144,7 +139,7 @@ impl Voice {
     }
 }
 
-fn failure(error: &anyhow::Error) -> (String, Fields) {
+fn failure(error: &anyhow::Error) -> Told {
     let fault = Fault::of(error);
     let hint = match fault {
         Fault::Unreachable => "; see that the server runs and that the URL is right, or raise --connect-timeout",
@@ -155,12 +150,7 @@ fn failure(error: &anyhow::Error) -> (String, Fields) {
         Fault::Usage | Fault::Internal | Fault::OtherSlots => causes(error, &fault.to_string()),
         _ => causes(error, ""),
     };
-    (format!("{text}{hint}"), fields([("exit_code", fault.exit().code().into())]))
-}
-
-fn as_json(level: Level, kind: &str, name: Option<&LockName>, text: &str, fields: Fields) -> String {
-    let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
-    json_line(&json!({"time": time, "level": level.word(), "event": kind, "name": name}), text, fields)
+    Told::new(Level::Error, "failed", format!("{text}{hint}")).with("exit_code", fault.exit().code())
 }
 
 /// A pipe that can be written to has room for this many bytes.
@@ -173,13 +163,14 @@ fn clipped_line(mut text: String) -> String {
 }
 
 /// One object a line, whole however long the message is.
-fn json_line(head: &Value, message: &str, mut fields: Fields) -> String {
-    let mut message = message.to_owned();
+fn json_line(name: Option<&LockName>, told: &Told) -> String {
+    let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
+    let (mut message, mut fields) = (told.text.clone(), told.fields.clone());
     loop {
-        let mut object = head.as_object().cloned().unwrap_or_default();
-        object.insert("message".into(), message.clone().into());
-        object.extend(fields.clone());
-        let line = json_escaped(&Value::Object(object).to_string()) + "\n";
+        let mut object =
+            json!({"time": time, "level": told.level, "event": told.kind, "name": name, "message": message});
+        object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
+        let line = json_escaped(&object.to_string()) + "\n";
         match message.chars().count() / 2 {
             _ if line.len() <= ROOM => return line,
             0 if fields.is_empty() => return line,
@@ -254,6 +245,8 @@ fn terminal_width() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -261,8 +254,7 @@ mod tests {
         for length in [10, 1000, 3000, 5000, 100_000] {
             for c in ['x', '\u{202e}', 'ü'] {
                 let long = c.to_string().repeat(length);
-                let lost = Event::Lost { why: &long };
-                let line = json_line(&json!({"event": "lost"}), &lost.describe().2, lost.fields());
+                let line = json_line(None, &Event::Lost { why: &long }.told());
                 assert!(line.len() <= ROOM && line.ends_with("}\n"), "{} bytes", line.len());
                 let read: Value = serde_json::from_str(&line).unwrap();
                 assert_eq!(read["event"], "lost");

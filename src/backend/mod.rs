@@ -18,6 +18,7 @@ pub mod redlock;
 mod tls;
 pub mod zookeeper;
 
+use std::fs::File;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ pub struct Lease {
     pub slot: Option<u32>,
     pub grant: Grant,
     /// Descriptors that keep the lock held, for whoever has to outlive us; empty for remote backends.
-    pub descriptors: Vec<Arc<OwnedFd>>,
+    pub descriptors: Vec<Arc<File>>,
 }
 
 #[derive(Debug)]

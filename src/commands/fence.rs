@@ -38,11 +38,7 @@ pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
     if order.token > seen {
         write(&mut mark, order.token).with_context(|| format!("cannot record the token in {}", path.display()))?;
         // A mark that is new must not be forgotten with its name.
-        place
-            .dir
-            .open_dir(Path::new("."))
-            .and_then(|dir| dir.sync_all())
-            .context("cannot sync the mark's directory")?;
+        place.dir.open_to_read().and_then(|dir| dir.sync_all()).context("cannot sync the mark's directory")?;
     }
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
     let (program, arguments) = order.argv.split_first().context("no command")?;
@@ -82,14 +78,13 @@ fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Re
 /// Beside the resource, so that it lives and moves with what it protects; and beside what a symlink leads to, so that no
 /// older token gets by through another name. What is not there yet is named as it will be.
 fn mark_of(resource: &Path) -> Result<Place> {
-    let place = openat::resolve(resource).map_err(|error| failed(error, resource))?;
-    if place.name == Path::new(".") {
+    let mut place = openat::resolve(resource).map_err(|error| failed(error, resource))?;
+    if place.name == "." {
         let shown = resource.display();
         return Err(Fault::Usage.because(format_args!("{shown} is no file or directory that could be fenced")));
     }
-    let mut name = place.name.into_os_string();
-    name.push(".fence");
-    Ok(Place { dir: place.dir, name: name.into() })
+    place.name.push(".fence");
+    Ok(place)
 }
 
 fn open(mark: &Place) -> Result<File> {

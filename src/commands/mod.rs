@@ -23,8 +23,8 @@ use clap::error::ErrorKind;
 use crate::backend::DiskTrouble;
 use crate::cli::{self, Cli, Common, Verb};
 use crate::config::{
-    self, Acquisition, Examination, Fence, HistoryQuery, Inspection, Job, Layers, Loaded, Oblivion, StatusQuery,
-    Takeaway, Tenure, load,
+    self, Acquisition, Examination, Fence, HistoryQuery, Inspection, Job, Layers, Oblivion, StatusQuery, Takeaway,
+    Tenure, load,
 };
 use crate::exit::{Exit, Fault};
 use crate::report::{Loudness, NobodyReads, Voice};
@@ -60,8 +60,8 @@ pub fn obey(verb: Verb) -> Exit {
             let common = Common { log: args.log.clone(), ..Common::default() };
             with(load(&common), |_, voice| fence::fence(&Fence::from_args(args)?, voice))
         }
-        Verb::Completions { shell } => with(Ok(Loaded::nothing()), |_, _| generate::completions(shell)),
-        Verb::Man => with(Ok(Loaded::nothing()), |_, _| generate::man()),
+        Verb::Completions { shell } => without_config(generate::completions(shell)),
+        Verb::Man => without_config(generate::man()),
         Verb::Help { verb } => {
             let words = ["dlock".to_owned()].into_iter().chain(verb).chain(["--help".to_owned()]);
             Cli::read(words.map(Into::into)).map_or_else(|error| misunderstood(&error), |_| Exit::OK)
@@ -71,16 +71,24 @@ pub fn obey(verb: Verb) -> Exit {
 }
 
 /// Does the work with the configuration, and reports on standard error why it failed.
-fn with(loaded: Result<Loaded>, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
-    let (format, loudness) = match &loaded {
-        Ok(loaded) => (loaded.format, loaded.loudness),
-        Err(_) => (config::typed_format(typed()), Loudness::Normal),
+fn with(loaded: Result<(Layers, Voice)>, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
+    let (done, voice) = match loaded {
+        Ok((layers, voice)) => (work(layers, voice.clone()), voice),
+        Err(error) => (Err(error), plain_voice()),
     };
-    match loaded.and_then(|loaded| work(loaded.layers, Voice::new(format, loudness))) {
-        Ok(exit) => exit,
-        Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => failed(&error, fault_of(&error), Voice::new(format, loudness)),
-    }
+    done.unwrap_or_else(|error| match error.is::<NobodyReads>() {
+        true => Exit::OK,
+        false => failed(&error, fault_of(&error), voice),
+    })
+}
+
+fn without_config(done: Result<Exit>) -> Exit {
+    with(Ok((Layers::default(), plain_voice())), |_, _| done)
+}
+
+/// How to speak when the configuration is not known.
+fn plain_voice() -> Voice {
+    Voice::new(config::typed_format(typed()), Loudness::Normal)
 }
 
 /// What was typed is no call of dlock, or asks for help.
@@ -90,7 +98,7 @@ pub fn misunderstood(error: &clap::Error) -> Exit {
         return Exit::OK;
     }
     let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));
-    failed(&mistake, Fault::Usage, Voice::new(config::typed_format(typed()), Loudness::Normal))
+    failed(&mistake, Fault::Usage, plain_voice())
 }
 
 fn typed() -> impl Iterator<Item = String> {

@@ -12,7 +12,7 @@ use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
 use crate::config::{Acquisition, Extension, Tenure};
 use crate::exit::{Exit, Fault};
-use crate::lock::Revocation;
+use crate::lock::{Revocation, millis};
 use crate::report::{Voice, print};
 
 pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
@@ -89,7 +89,7 @@ fn assignments(lease: &Lease) -> String {
 }
 
 fn json_of(lease: &Lease) -> String {
-    let ttl = u64::try_from(lease.grant.ttl.as_millis()).unwrap_or(u64::MAX);
+    let ttl = millis(lease.grant.ttl);
     let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
     format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": lease.slot, "ttl_ms": ttl}))
 }

@@ -8,20 +8,19 @@ use anyhow::Result;
 use super::block_on;
 use super::doctor::is_spent_probe;
 use crate::backend::{self, within};
-use crate::cli::{StatusArgs, Words, WordsArgs};
-use crate::config::{Layers, StatusQuery};
+use crate::cli::{Words, WordsArgs};
+use crate::config::{Layers, Service};
 use crate::exit::Exit;
 use crate::report::print;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 1000;
 
-pub fn words(args: WordsArgs, layers: Layers) -> Result<Exit> {
+pub fn words(args: WordsArgs, mut layers: Layers) -> Result<Exit> {
     let words = match args.kind {
         Words::Profiles => layers.profiles(),
         Words::Names => {
-            let query = StatusArgs { common: args.common, ..StatusArgs::default() };
-            let service = StatusQuery::from_args(query, layers)?.service;
+            let service = Service::from_layers(&mut layers, &args.common, None)?;
             let mut backend = backend::open(&service.address, service.patience)?;
             block_on(within(PATIENCE, async {
                 let mut names: Vec<String> = Vec::new();

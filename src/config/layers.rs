@@ -7,6 +7,9 @@ use crate::backend::Address;
 use crate::cli;
 use crate::exit::Fault;
 
+type Key = &'static str;
+type Parse<T> = fn(&str) -> Result<T>;
+
 /// Every setting that is not a matter of the single call, in flags, environment and config file alike.
 pub const SETTINGS: [&str; 19] = [
     "backend",
@@ -64,7 +67,7 @@ impl std::fmt::Display for Source {
 /// A setting as `--explain` shows it.
 #[derive(Clone, Debug)]
 pub struct Explained {
-    pub key: &'static str,
+    pub key: Key,
     pub value: String,
     pub source: Source,
 }
@@ -78,8 +81,7 @@ pub struct Layers {
 
 impl Layers {
     pub fn load(common: &cli::Common) -> Result<Layers> {
-        let mut layers =
-            Layers { file: ConfigFile::load(common.config.as_deref())?, profile: None, explained: Vec::new() };
+        let mut layers = Layers { file: ConfigFile::load(common.config.as_deref())?, ..Layers::default() };
         if let Some((backend, source)) = layers.find("backend", common.backend.as_deref())?
             && !backend.contains("://")
         {
@@ -111,35 +113,31 @@ impl Layers {
         Ok(Some(address))
     }
 
-    /// A setting's value from the strongest layer that has it.
-    pub fn get<T>(&self, key: &'static str, flag: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
-        let Some((text, source)) = self.find(key, flag)? else { return Ok(None) };
-        parse(&text).map(Some).map_err(|error| {
+    /// A setting's value from the strongest layer that has it, or its default; noted down for `--explain`.
+    pub fn value<T>(&mut self, key: Key, flag: Option<&str>, parse: Parse<T>, default: &str) -> Result<T> {
+        self.option(key, flag, parse, default)?.map_or_else(|| parse(default), Ok)
+    }
+
+    /// The same where nothing need be set; `unset` says what that means.
+    pub fn option<T>(&mut self, key: Key, flag: Option<&str>, parse: Parse<T>, unset: &str) -> Result<Option<T>> {
+        let Some((text, source)) = self.find(key, flag)? else {
+            self.note(key, None, unset);
+            return Ok(None);
+        };
+        let value = parse(&text).map_err(|error| {
             let place = match &source {
                 Source::Flag => format!("--{key}"),
                 Source::Environment(variable) => variable.clone(),
                 other => format!("{key} in {other}"),
             };
             error.context(place).context(source.fault())
-        })
-    }
-
-    /// The same, noted down for `--explain`.
-    pub fn explain<T>(
-        &mut self,
-        key: &'static str,
-        flag: Option<&str>,
-        parse: fn(&str) -> Result<T>,
-        default: impl FnOnce() -> String,
-    ) -> Result<Option<T>> {
-        let value = self.get(key, flag, parse)?;
-        let (text, source) = self.find(key, flag)?.unwrap_or_else(|| (default(), Source::Default));
+        })?;
         self.explained.push(Explained { key, value: text, source });
-        Ok(value)
+        Ok(Some(value))
     }
 
     /// Notes down for `--explain` what only a flag can set.
-    pub fn note(&mut self, key: &'static str, flag: Option<String>, default: &str) {
+    pub fn note(&mut self, key: Key, flag: Option<String>, default: &str) {
         let (value, source) = flag.map_or_else(|| (default.to_owned(), Source::Default), |text| (text, Source::Flag));
         self.explained.push(Explained { key, value, source });
     }
@@ -153,13 +151,10 @@ impl Layers {
             let text = text.into_string().ok().with_context(|| format!("{variable} is not UTF-8"));
             return Ok(Some((text.context(Fault::Usage)?, Source::Environment(variable))));
         }
-        if let Some((name, profile)) = &self.profile
-            && let Some(text) = profile.settings.get(key)
-        {
-            return Ok(Some((text.clone(), Source::Profile(name.clone()))));
-        }
-        let from_file = |text: &String| (text.clone(), Source::File(self.file.path.display().to_string()));
-        Ok(self.file.settings.get(key).map(from_file))
+        let profile = self.profile.as_ref().map(|(name, profile)| (&profile.settings, Source::Profile(name.clone())));
+        let file = (&self.file.settings, Source::File(self.file.path.display().to_string()));
+        let mut files = profile.into_iter().chain([file]);
+        Ok(files.find_map(|(settings, source)| Some((settings.get(key)?.clone(), source))))
     }
 }
 

@@ -54,12 +54,6 @@ pub fn duration(text: &str) -> Result<Duration> {
     Ok(span)
 }
 
-/// A duration as it could have been typed, to the millisecond.
-pub fn shown(span: Duration) -> String {
-    let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    humantime::format_duration(Duration::from_millis(millis)).to_string()
-}
-
 /// `TERM`, `SIGTERM` or `15`.
 pub fn signal(text: &str) -> Result<i32> {
     let known = match text.parse::<i32>() {

@@ -4,33 +4,21 @@ use anyhow::Result;
 
 use super::{Layers, values, variable};
 use crate::cli;
-use crate::report::{Format, Loudness};
+use crate::report::{Format, Loudness, Voice};
 
-/// The configuration, and how dlock speaks in this run.
-pub struct Loaded {
-    pub layers: Layers,
-    pub format: Format,
-    pub loudness: Loudness,
-}
-
-impl Loaded {
-    /// For verbs that need no configuration.
-    pub fn nothing() -> Loaded {
-        Loaded { layers: Layers::default(), format: Format::Text, loudness: Loudness::Normal }
-    }
-}
-
-pub fn load(common: &cli::Common) -> Result<Loaded> {
-    let layers = Layers::load(common)?;
-    let format = layers.get("log", common.log.as_deref(), values::format)?.unwrap_or(Format::Text);
-    let verbose = common.verbose || layers.get("verbose", None, values::yes_or_no)?.unwrap_or(false);
-    let quiet = common.quiet || layers.get("quiet", None, values::yes_or_no)?.unwrap_or(false);
+pub fn load(common: &cli::Common) -> Result<(Layers, Voice)> {
+    let mut layers = Layers::load(common)?;
+    let format = layers.value("log", common.log.as_deref(), values::format, "text")?;
+    let verbose = common.verbose || layers.value("verbose", None, values::yes_or_no, "false")?;
+    let quiet = common.quiet || layers.value("quiet", None, values::yes_or_no, "false")?;
     let loudness = match (common.verbose || !common.quiet && verbose, quiet) {
         (true, _) => Loudness::Verbose,
         (_, true) => Loudness::Quiet,
         _ => Loudness::Normal,
     };
-    Ok(Loaded { layers, format, loudness })
+    // Nothing that `--explain` has to show.
+    layers.explained.clear();
+    Ok((layers, Voice::new(format, loudness)))
 }
 
 /// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.

@@ -2,6 +2,7 @@
 //! is itself a message.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -75,7 +76,7 @@ impl Link {
 
     /// Never waits: whoever does not listen, because it is stopped, must not keep the other side from its duty. EAGAIN
     /// says that there is no room now, every other error that nobody is there any more.
-    pub fn send(&self, message: &impl Serialize, descriptors: &[Arc<OwnedFd>]) -> nix::Result<()> {
+    pub fn send(&self, message: &impl Serialize, descriptors: &[Arc<File>]) -> nix::Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|_| Errno::EINVAL)?;
         let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
@@ -180,8 +181,7 @@ mod tests {
     fn descriptors_come_along_with_their_message() {
         let (ours, theirs) = Link::pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
-        let sent: Vec<Arc<OwnedFd>> =
-            (0..MOST_DESCRIPTORS).map(|_| Arc::new(file.try_clone().unwrap().into())).collect();
+        let sent: Vec<_> = (0..MOST_DESCRIPTORS).map(|_| Arc::new(file.try_clone().unwrap())).collect();
         ours.send(&Order::Linger { until: Instant::NEVER }, &sent).unwrap();
         let (_, received) = theirs.receive::<Order>().unwrap().unwrap();
         assert_eq!(received.len(), MOST_DESCRIPTORS);

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Holder, Token, rfc3339};
+use super::{Holder, Token, millis, rfc3339};
 use crate::clock;
 
 /// One run under a lock.
@@ -241,10 +241,6 @@ impl History {
         let runs = [last].into_iter().chain(earlier).collect();
         History { runs, last_success_at }
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// `host.pid.random`: safe in a shell, in `ps`, as a Redis value and as part of a file name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[serde(try_from = "String")]
 pub struct OwnerId(String);
 
 impl OwnerId {
@@ -30,12 +30,6 @@ impl TryFrom<String> for OwnerId {
 
     fn try_from(text: String) -> Result<OwnerId> {
         text.parse()
-    }
-}
-
-impl From<OwnerId> for String {
-    fn from(owner: OwnerId) -> String {
-        owner.0
     }
 }
 

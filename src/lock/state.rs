@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, queue, rfc3339};
+use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, millis, queue, rfc3339};
 use crate::clock;
 
 #[derive(Clone, Debug, Serialize)]
@@ -60,9 +60,9 @@ pub struct Holder {
     pub fencing_token: Option<Token>,
     #[serde(flatten, serialize_with = "acquired")]
     pub acquired_at: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "millis")]
+    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
     pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "millis")]
+    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
     pub expires_in: Option<Duration>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
@@ -80,9 +80,9 @@ pub struct Waiter {
     pub fencing_token: Option<Token>,
     #[serde(flatten, serialize_with = "waiting")]
     pub waiting_since: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "millis")]
+    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
     pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "millis")]
+    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
     pub expires_in: Option<Duration>,
 }
 
@@ -217,14 +217,14 @@ fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Erro
     })
 }
 
-fn millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(out)
+fn in_millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
+    span.map(millis).serialize(out)
 }
 
 fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
     let mut map = out.serialize_map(None)?;
     rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
-    let held = at.map(|at| clock::wall().duration_since(at).unwrap_or_default().as_millis() as u64);
+    let held = at.map(|at| millis(clock::wall().duration_since(at).unwrap_or_default()));
     map.serialize_entry("held_ms", &held)?;
     map.end()
 }

@@ -82,10 +82,10 @@ impl LeaseTiming {
             "a ttl of {} cannot hold a renewal ({} + {}), --kill-after ({}) and the margins ({}): \
              raise --ttl or lower --kill-after",
             format_duration(ttl),
-            millis(timing.renew_every()),
-            millis(timing.attempt()),
+            rounded(timing.renew_every()),
+            rounded(timing.attempt()),
             format_duration(kill_after),
-            millis(timing.margin() + ttl / 100),
+            rounded(timing.margin() + ttl / 100),
         );
         Ok(timing)
     }
@@ -123,8 +123,13 @@ impl LeaseTiming {
     }
 }
 
-fn millis(span: Duration) -> humantime::FormattedDuration {
-    format_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)))
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds are as precise as anybody reads.
+pub fn rounded(span: Duration) -> String {
+    format_duration(Duration::from_millis(millis(span))).to_string()
 }
 
 #[cfg(test)]

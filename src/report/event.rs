@@ -2,134 +2,89 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{describe, place, rounded, whole_seconds};
+use super::{describe, place, whole_seconds};
 use crate::guardian::Pace;
-use crate::lock::{Holder, Revocation, Token};
+use crate::lock::{Holder, Revocation, Token, millis, rounded};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Level {
     Error,
     Warning,
     Info,
 }
 
-impl Level {
-    pub fn word(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warning => "warning",
-            Level::Info => "info",
-        }
-    }
-}
-
 pub const WAITING: &str = "waiting";
-
-/// What machines read of an event beside its message.
-pub type Fields = Map<String, Value>;
-
-pub fn fields<const N: usize>(known: [(&str, Value); N]) -> Fields {
-    known.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
-}
 
 /// What can happen to a run that is worth a line.
 #[derive(Debug)]
 pub enum Event<'a> {
-    Acquired {
-        token: Token,
-        waited: Duration,
-    },
-    Released {
-        token: Token,
-        exit_code: u8,
-        duration: Duration,
-    },
-    Waiting {
-        holder: Option<&'a Holder>,
-        ahead: Option<usize>,
-        waited: Duration,
-    },
-    Busy {
-        holder: Option<&'a Holder>,
-    },
-    AlreadyRan {
-        key: &'a str,
-    },
-    Trouble {
-        why: &'a str,
-        ends_in: Duration,
-    },
-    WaitingForBackend {
-        why: &'a str,
-    },
+    Acquired { token: Token, waited: Duration },
+    Released { token: Token, exit_code: u8, duration: Duration },
+    Waiting { holder: Option<&'a Holder>, ahead: Option<usize>, waited: Duration },
+    Busy { holder: Option<&'a Holder> },
+    AlreadyRan { key: &'a str },
+    Trouble { why: &'a str, ends_in: Duration },
+    WaitingForBackend { why: &'a str },
     Recovered,
-    Lost {
-        why: &'a str,
-    },
-    ForceReleased {
-        by: &'a Revocation,
-    },
-    Revoked {
-        by: &'a Revocation,
-    },
-    /// The job was suspended for so long, if that is why.
-    Expired {
-        suspended: Option<Duration>,
-    },
+    Lost { why: &'a str },
+    ForceReleased { by: &'a Revocation },
+    Revoked { by: &'a Revocation },
+    // The job was suspended for so long, if that is why.
+    Expired { suspended: Option<Duration> },
     TooLate,
-    Pace {
-        pace: Pace,
-    },
-    Outgrown {
-        pace: Pace,
-    },
-    CannotSignal {
-        processes: &'a [(String, i32)],
-    },
-    TimedOut {
-        after: Duration,
-    },
-    HeldLong {
-        after: Duration,
-    },
-    Leftovers {
-        processes: usize,
-    },
+    Pace { pace: Pace },
+    Outgrown { pace: Pace },
+    CannotSignal { processes: &'a [(String, i32)] },
+    TimedOut { after: Duration },
+    HeldLong { after: Duration },
+    Leftovers { processes: usize },
     GuardianDied,
     Orphaned,
-    ReleaseFailed {
-        why: &'a str,
-    },
-    Unrecorded {
-        what: &'a str,
-    },
-    NotFound {
-        program: &'a str,
-    },
-    CannotExecute {
-        program: &'a str,
-        why: &'a str,
-    },
-    MetricsFailed {
-        why: &'a str,
-    },
-    HookFailed {
-        event: &'a str,
-        why: &'a str,
-    },
-    StandsAgain {
-        after: Duration,
-    },
-    ShorterTtl {
-        granted: Duration,
-        asked: Duration,
-    },
-    FenceBusy {
-        resource: &'a str,
-        mark: &'a str,
-    },
+    ReleaseFailed { why: &'a str },
+    Unrecorded { what: &'a str },
+    NotFound { program: &'a str },
+    CannotExecute { program: &'a str, why: &'a str },
+    MetricsFailed { why: &'a str },
+    HookFailed { event: &'a str, why: &'a str },
+    StandsAgain { after: Duration },
+    ShorterTtl { granted: Duration, asked: Duration },
+    FenceBusy { resource: &'a str, mark: &'a str },
+}
+
+/// An event as it is told.
+pub struct Told {
+    pub level: Level,
+    /// The `event` of a line for machines.
+    pub kind: &'static str,
+    pub text: String,
+    /// What machines read beside the text.
+    pub fields: Map<String, Value>,
+}
+
+impl Told {
+    pub fn new(level: Level, kind: &'static str, text: String) -> Told {
+        Told { level, kind, text, fields: Map::new() }
+    }
+
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Told {
+        self.fields.insert(field.to_owned(), value.into());
+        self
+    }
+
+    fn with_span(self, field: &str, span: Duration) -> Told {
+        self.with(field, millis(span))
+    }
+
+    fn with_pace(self, pace: Pace) -> Told {
+        self.with_span("margin_ms", pace.margin())
+            .with("processes", pace.processes)
+            .with_span("lateness_ms", pace.lateness)
+            .with_span("walk_ms", pace.walk)
+    }
 }
 
 /// What the guardian has seen of itself.
@@ -139,198 +94,158 @@ fn slowness(pace: &Pace) -> String {
 }
 
 impl Event<'_> {
-    pub fn describe(&self) -> (Level, &'static str, String) {
-        match self {
+    /// Words and fields of each event; what they are for, the manual page says.
+    pub fn told(&self) -> Told {
+        let error = |kind, text| Told::new(Level::Error, kind, text);
+        let warning = |kind, text| Told::new(Level::Warning, kind, text);
+        let info = |kind, text| Told::new(Level::Info, kind, text);
+        match *self {
             Event::Acquired { token, waited } => {
-                (Level::Info, "acquired", format!("acquired with token {token} after {}", rounded(*waited)))
+                info("acquired", format!("acquired with token {token} after {}", rounded(waited)))
+                    .with("fencing_token", token.0)
+                    .with_span("waited_ms", waited)
             }
-            Event::Released { exit_code, duration, .. } => {
-                let how = format!("exit code {exit_code} after {}", rounded(*duration));
-                (Level::Info, "released", format!("released: {how}"))
+            Event::Released { token, exit_code, duration } => {
+                info("released", format!("released: exit code {exit_code} after {}", rounded(duration)))
+                    .with("fencing_token", token.0)
+                    .with("exit_code", exit_code)
+                    .with_span("duration_ms", duration)
             }
             Event::Waiting { holder, ahead, waited } => {
-                let place = place(*ahead);
-                let text = match holder {
-                    Some(holder) => format!("waiting for {}, held by {}{place}", rounded(*waited), describe(holder)),
-                    None => format!("waiting for {}: somebody else holds it or was first{place}", rounded(*waited)),
+                let who = match holder {
+                    Some(holder) => format!(", held by {}", describe(holder)),
+                    None => ": somebody else holds it or was first".into(),
                 };
-                (Level::Info, WAITING, text)
+                info(WAITING, format!("waiting for {}{who}{}", rounded(waited), place(ahead)))
+                    .with("holder", json!(holder))
+                    .with("ahead", json!(ahead))
+                    .with_span("waited_ms", waited)
             }
-            Event::Busy { holder: Some(holder) } => {
-                (Level::Warning, "busy", format!("not acquired: held by {}", describe(holder)))
-            }
-            Event::Busy { holder: None } => {
-                (Level::Warning, "busy", "not acquired: somebody else holds it or was first".into())
+            Event::Busy { holder } => {
+                let who = holder.map(|holder| format!("held by {}", describe(holder)));
+                let who = who.unwrap_or_else(|| "somebody else holds it or was first".into());
+                warning("busy", format!("not acquired: {who}")).with("holder", json!(holder))
             }
             Event::AlreadyRan { key } => {
-                (Level::Info, "already-ran", format!("a successful run with --once {key} is on record; not run again"))
+                info("already-ran", format!("a successful run with --once {key} is on record; not run again"))
+                    .with("once", key)
             }
-            Event::Trouble { why, ends_in } => (
-                Level::Warning,
-                "trouble",
-                format!("cannot renew: {why}; the command is ended in {} unless that changes", rounded(*ends_in)),
-            ),
+            Event::Trouble { why, ends_in } => {
+                let span = rounded(ends_in);
+                warning("trouble", format!("cannot renew: {why}; the command is ended in {span} unless that changes"))
+                    .with("reason", why)
+                    .with_span("ends_in_ms", ends_in)
+            }
             Event::WaitingForBackend { why } => {
-                (Level::Warning, "trouble", format!("the backend does not answer: {why}; still waiting for it"))
+                warning("trouble", format!("the backend does not answer: {why}; still waiting for it"))
+                    .with("reason", why)
             }
-            Event::Recovered => (Level::Warning, "recovered", "the backend answers again".into()),
-            Event::Lost { why } => (Level::Error, "lost", format!("lost the lock: {why}; ending the command")),
+            Event::Recovered => warning("recovered", "the backend answers again".into()),
+            Event::Lost { why } => {
+                error("lost", format!("lost the lock: {why}; ending the command")).with("reason", why)
+            }
             Event::ForceReleased { by } => {
-                let (who, reason) = (by.operator(), &by.reason);
-                let how = format!("{who} took it away with force-release --now");
-                (Level::Error, "lost", format!("lost the lock: {how} ({reason}); ending the command"))
+                let how = format!("{} took it away with force-release --now ({})", by.operator(), by.reason);
+                error("lost", format!("lost the lock: {how}; ending the command"))
+                    .with("reason", by.reason.as_str())
+                    .with("revoked_by", json!(by.by))
             }
             Event::Revoked { by } => {
-                let (who, reason) = (by.operator(), &by.reason);
-                (Level::Error, "revoked", format!("{who} takes the lock away ({reason}); ending the command"))
+                let (who, reason) = (by.operator(), by.reason.as_str());
+                error("revoked", format!("{who} takes the lock away ({reason}); ending the command"))
+                    .with("reason", reason)
+                    .with("revoked_by", json!(by.by))
             }
-            Event::Expired { suspended: Some(span) } => (
-                Level::Error,
+            Event::Expired { suspended: Some(span) } => error(
                 "expired",
                 format!(
                     "the job was suspended for {}, so that its lease could not be kept alive; ended the command before \
                      it ran out",
-                    whole_seconds(*span)
+                    whole_seconds(span)
                 ),
-            ),
-            Event::Expired { suspended: None } => (
-                Level::Error,
-                "expired",
-                "the lease could not be kept alive; ending the command before it runs out".into(),
-            ),
-            Event::TooLate => (
-                Level::Error,
-                "expired",
-                "the lease was nearly over before the command could be started; nothing was started".into(),
-            ),
-            Event::Pace { pace } => (
-                Level::Info,
-                "pace",
-                format!("SIGKILL would come {} before the lease ends: {}", rounded(pace.margin()), slowness(pace)),
-            ),
-            Event::Outgrown { pace } => (
-                Level::Error,
+            )
+            .with_span("suspended_ms", span),
+            Event::Expired { suspended: None } => {
+                error("expired", "the lease could not be kept alive; ending the command before it runs out".into())
+            }
+            Event::TooLate => {
+                let text = "the lease was nearly over before the command could be started; nothing was started";
+                error("expired", text.into())
+            }
+            Event::Pace { pace } => {
+                let margin = rounded(pace.margin());
+                info("pace", format!("SIGKILL would come {margin} before the lease ends: {}", slowness(&pace)))
+                    .with_pace(pace)
+            }
+            Event::Outgrown { pace } => error(
                 "outgrown",
                 format!(
                     "the lease is too short to kill the command in time, which would take {}: {}; ending it while that \
                      is possible; raise --ttl",
                     rounded(pace.margin()),
-                    slowness(pace)
+                    slowness(&pace)
                 ),
-            ),
+            )
+            .with_pace(pace),
             Event::CannotSignal { processes } => {
                 let named: Vec<_> = processes.iter().map(|(name, pid)| format!("{name} ({pid})")).collect();
-                (
-                    Level::Error,
-                    "cannot-signal",
-                    format!(
-                        "not permitted to kill {}, which the command started; waiting for its end, which may come \
-                         after that of the lease",
-                        named.join(", ")
-                    ),
-                )
+                let text = format!(
+                    "not permitted to kill {}, which the command started; waiting for its end, which may come after \
+                     that of the lease",
+                    named.join(", ")
+                );
+                let pids: Vec<_> = processes.iter().map(|(_, pid)| *pid).collect();
+                error("cannot-signal", text).with("pids", pids)
             }
-            Event::TimedOut { after } => (
-                Level::Warning,
-                "timed-out",
-                format!("--timeout of {} has passed; ending the command", rounded(*after)),
-            ),
-            Event::HeldLong { after } => (
-                Level::Warning,
-                "held-long",
-                format!("the command has run for more than {} (--warn-after); it goes on", rounded(*after)),
-            ),
-            Event::Leftovers { processes } => (
-                Level::Warning,
-                "leftovers",
-                format!("the command left {processes} process(es) behind; ended them (see --leftovers)"),
-            ),
-            Event::GuardianDied => {
-                (Level::Error, "guardian-died", "the guardian process was killed; ended the command".into())
+            Event::TimedOut { after } => {
+                warning("timed-out", format!("--timeout of {} has passed; ending the command", rounded(after)))
+                    .with_span("after_ms", after)
             }
-            Event::Orphaned => (Level::Error, "orphaned", "dlock itself was killed; ended the command".into()),
+            Event::HeldLong { after } => {
+                let span = rounded(after);
+                warning("held-long", format!("the command has run for more than {span} (--warn-after); it goes on"))
+                    .with_span("after_ms", after)
+            }
+            Event::Leftovers { processes } => {
+                let text = format!("the command left {processes} process(es) behind; ended them (see --leftovers)");
+                warning("leftovers", text).with("processes", processes)
+            }
+            Event::GuardianDied => error("guardian-died", "the guardian process was killed; ended the command".into()),
+            Event::Orphaned => error("orphaned", "dlock itself was killed; ended the command".into()),
             Event::ReleaseFailed { why } => {
-                (Level::Warning, "release-failed", format!("not released: {why}; the lease will run out by itself"))
+                warning("release-failed", format!("not released: {why}; the lease will run out by itself"))
+                    .with("reason", why)
             }
-            Event::Unrecorded { what } => (Level::Warning, "unrecorded", format!("released, but {what}")),
-            Event::NotFound { program } => (Level::Error, "not-found", format!("{program}: command not found")),
+            Event::Unrecorded { what } => warning("unrecorded", format!("released, but {what}")).with("reason", what),
+            Event::NotFound { program } => {
+                error("not-found", format!("{program}: command not found")).with("program", program)
+            }
             Event::CannotExecute { program, why } => {
-                (Level::Error, "cannot-execute", format!("{program}: cannot be executed: {why}"))
+                error("cannot-execute", format!("{program}: cannot be executed: {why}"))
+                    .with("program", program)
+                    .with("reason", why)
             }
-            Event::MetricsFailed { why } => (Level::Warning, "metrics-failed", format!("no metrics: {why}")),
+            Event::MetricsFailed { why } => warning("metrics-failed", format!("no metrics: {why}")).with("reason", why),
             Event::HookFailed { event, why } => {
-                (Level::Warning, "hook-failed", format!("the --on-event command for {event} failed: {why}"))
+                warning("hook-failed", format!("the --on-event command for {event} failed: {why}"))
+                    .with("hook_event", event)
+                    .with("reason", why)
             }
             Event::StandsAgain { after } => {
-                (Level::Info, "stands-again", format!("stands for the lock again in {}", rounded(*after)))
+                info("stands-again", format!("stands for the lock again in {}", rounded(after)))
+                    .with_span("after_ms", after)
             }
-            Event::ShorterTtl { granted, asked } => (
-                Level::Warning,
-                "shorter-ttl",
-                format!("the server grants a ttl of {}, not {}", rounded(*granted), rounded(*asked)),
-            ),
-            Event::FenceBusy { resource, mark } => (
-                Level::Warning,
-                "fence-busy",
-                format!(
+            Event::ShorterTtl { granted, asked } => {
+                let text = format!("the server grants a ttl of {}, not {}", rounded(granted), rounded(asked));
+                warning("shorter-ttl", text).with_span("ttl_ms", granted).with_span("asked_ms", asked)
+            }
+            Event::FenceBusy { resource, mark } => {
+                let text = format!(
                     "waiting for another fence on {resource}, or for something that its command left running; \
                      fuser -v {mark} tells"
-                ),
-            ),
-        }
-    }
-
-    pub fn fields(&self) -> Fields {
-        let millis = |span: &Duration| Value::from(u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
-        match self {
-            Event::Acquired { token, waited } => {
-                fields([("fencing_token", token.0.into()), ("waited_ms", millis(waited))])
+                );
+                warning("fence-busy", text).with("resource", resource)
             }
-            Event::Released { token, exit_code, duration } => fields([
-                ("fencing_token", token.0.into()),
-                ("exit_code", (*exit_code).into()),
-                ("duration_ms", millis(duration)),
-            ]),
-            Event::Waiting { holder, ahead, waited } => {
-                fields([("holder", json!(holder)), ("ahead", json!(ahead)), ("waited_ms", millis(waited))])
-            }
-            Event::Busy { holder } => fields([("holder", json!(holder))]),
-            Event::AlreadyRan { key } => fields([("once", (*key).into())]),
-            Event::Trouble { why, ends_in } => fields([("reason", (*why).into()), ("ends_in_ms", millis(ends_in))]),
-            Event::WaitingForBackend { why: reason }
-            | Event::Lost { why: reason }
-            | Event::ReleaseFailed { why: reason }
-            | Event::Unrecorded { what: reason }
-            | Event::MetricsFailed { why: reason } => fields([("reason", (*reason).into())]),
-            Event::ForceReleased { by } | Event::Revoked { by } => {
-                fields([("reason", by.reason.as_str().into()), ("revoked_by", json!(by.by))])
-            }
-            Event::TimedOut { after } | Event::HeldLong { after } | Event::StandsAgain { after } => {
-                fields([("after_ms", millis(after))])
-            }
-            Event::Expired { suspended: Some(span) } => fields([("suspended_ms", millis(span))]),
-            Event::HookFailed { event, why } => fields([("hook_event", (*event).into()), ("reason", (*why).into())]),
-            Event::Leftovers { processes } => fields([("processes", (*processes).into())]),
-            Event::NotFound { program } => fields([("program", (*program).into())]),
-            Event::CannotExecute { program, why } => {
-                fields([("program", (*program).into()), ("reason", (*why).into())])
-            }
-            Event::ShorterTtl { granted, asked } => fields([("ttl_ms", millis(granted)), ("asked_ms", millis(asked))]),
-            Event::FenceBusy { resource, .. } => fields([("resource", (*resource).into())]),
-            Event::Pace { pace } | Event::Outgrown { pace } => fields([
-                ("margin_ms", millis(&pace.margin())),
-                ("processes", pace.processes.into()),
-                ("lateness_ms", millis(&pace.lateness)),
-                ("walk_ms", millis(&pace.walk)),
-            ]),
-            Event::CannotSignal { processes } => {
-                fields([("pids", processes.iter().map(|(_, pid)| *pid).collect::<Vec<_>>().into())])
-            }
-            Event::Recovered
-            | Event::Expired { suspended: None }
-            | Event::TooLate
-            | Event::GuardianDied
-            | Event::Orphaned => Fields::new(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use humantime::format_duration;
 
 use crate::clock;
-use crate::lock::{Holder, LastRun, Outcome};
+use crate::lock::{Holder, LastRun, Outcome, rounded};
 
 /// A holder in a few words: `web1 pid 4242 (./report.sh) for 3m 12s, note "maintenance"`.
 pub fn describe(holder: &Holder) -> String {
@@ -61,9 +61,4 @@ pub fn brief(span: Duration) -> String {
 
 pub fn whole_seconds(span: Duration) -> String {
     format_duration(Duration::from_secs(span.as_secs())).to_string()
-}
-
-/// Milliseconds are as precise as anybody reads.
-pub fn rounded(span: Duration) -> String {
-    format_duration(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(u64::MAX))).to_string()
 }

@@ -10,24 +10,17 @@ use anyhow::Result;
 use nix::libc;
 use nix::unistd::geteuid;
 
-use super::files::LockFiles;
+use super::files::{Folder, LockFiles};
 use crate::backend::Address;
 use crate::exit::Fault;
 use crate::lock::LockName;
-use crate::openat::{Dir, Names};
+use crate::openat::Dir;
 
 /// The directory that the locks are in, by its path.
 pub struct Directory {
     path: PathBuf,
     /// The default directory is made on first use; one that was named must be there.
     ours_to_make: bool,
-}
-
-/// The directory, open. Nobody but root, us and the group that may write to it can put anything into it.
-pub struct OpenDirectory {
-    dir: Dir,
-    /// Such a directory is shared on purpose.
-    group: Option<u32>,
 }
 
 /// `/var/lib/dlock` for root, else `$XDG_STATE_HOME/dlock`.
@@ -54,28 +47,29 @@ impl Directory {
     }
 
     /// Opens the directory; makes it first, if it is ours to make.
-    pub fn open(&self) -> Result<OpenDirectory> {
-        match self.find()? {
-            Some(open) => return Ok(open),
-            None if self.ours_to_make => self.make()?,
-            None => {}
+    pub fn open(&self) -> Result<Folder> {
+        if let Some(found) = self.look()? {
+            return Ok(found);
         }
-        self.find()?.ok_or_else(|| self.missing())
+        let mode = if geteuid().is_root() { 0o755 } else { 0o700 };
+        let made = DirBuilder::new().recursive(true).mode(mode).create(&self.path);
+        made.map_err(|error| refusal(error, "cannot make the lock directory", &self.path))?;
+        self.look()?.ok_or_else(|| self.missing())
     }
 
-    /// `None` is a directory that will be made on first use.
-    pub fn open_for_reading(&self) -> Result<Option<OpenDirectory>> {
-        match self.find()? {
-            None if !self.ours_to_make => Err(self.missing()),
-            found => Ok(found),
-        }
+    /// The files of a lock.
+    pub fn files(&self, name: &LockName) -> Result<LockFiles> {
+        Ok(LockFiles::new(self.open()?, name))
     }
 
-    fn find(&self) -> Result<Option<OpenDirectory>> {
+    /// Opens the directory. `None` is one that will be made on first use. Nobody but root, us and the group that may
+    /// write to it can put anything into it.
+    pub fn look(&self) -> Result<Option<Folder>> {
         let shown = self.path.display();
         let dir = match Dir::open(&self.path) {
             Ok(dir) => dir,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound && self.ours_to_make => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Err(self.missing()),
             Err(error) if error.kind() == ErrorKind::NotADirectory => {
                 return Err(Fault::Config.because(format_args!("{shown} is not a directory")));
             }
@@ -90,7 +84,7 @@ impl Directory {
         if stat.st_mode & 0o002 != 0 {
             return refuse("can be written by everybody, who could take our locks away: chmod o-w it, or use another");
         }
-        Ok(Some(OpenDirectory { dir, group: (stat.st_mode & 0o020 != 0).then_some(stat.st_gid) }))
+        Ok(Some(Folder::new(dir, (stat.st_mode & 0o020 != 0).then_some(stat.st_gid))))
     }
 
     fn missing(&self) -> anyhow::Error {
@@ -98,27 +92,8 @@ impl Directory {
         Fault::Config.because(format_args!("the lock directory {shown} does not exist: mkdir -m 700 {shown}"))
     }
 
-    fn make(&self) -> Result<()> {
-        let mode = if geteuid().is_root() { 0o755 } else { 0o700 };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(&self.path)
-            .map_err(|error| refusal(error, "cannot make the lock directory", &self.path))
-    }
-
     pub fn path(&self) -> &Path {
         &self.path
-    }
-}
-
-impl OpenDirectory {
-    pub fn files(&self, name: &LockName) -> LockFiles {
-        LockFiles::new(self.dir.clone(), self.group, name)
-    }
-
-    pub fn list(&self) -> Result<Names> {
-        self.dir.list(Path::new(".")).map_err(|error| refusal(error, "cannot list", self.dir.path()))
     }
 }
 

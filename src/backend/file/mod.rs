@@ -22,7 +22,6 @@ mod wait;
 mod watch;
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,14 +36,14 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
+use directory::Directory;
 pub use directory::DiskTrouble;
 pub use directory::default_directory;
-use directory::{Directory, OpenDirectory};
-use files::LockFiles;
+use files::{Folder, LockFiles, leads_to, revoke, taken};
 pub use record::linger;
-use record::{Details, Kind};
+use record::{Details, HOLDER};
 use wait::Waiting;
-use watch::FileEvent;
+use watch::{FileEvent, Interference};
 
 pub const NAME: &str = "file";
 
@@ -53,49 +52,51 @@ pub struct FileBackend {
     /// What keeps the lock ours.
     claim: Option<Claim>,
     waiting: Waiting,
-    listing: Option<(OpenDirectory, Names)>,
+    interference: Option<Interference>,
+    listing: Option<(Folder, Names)>,
 }
 
 /// A lock that was taken: the locked files, and the record that tells others about it.
 struct Claim {
     files: LockFiles,
-    lock: Arc<OwnedFd>,
-    slot: Option<(u32, Arc<OwnedFd>)>,
+    lock: Arc<File>,
+    slot: Option<(u32, Arc<File>)>,
     record: Record<Details>,
-    record_file: Arc<OwnedFd>,
+    record_file: Arc<File>,
 }
 
 impl FileBackend {
     pub fn open(address: &Address) -> Result<FileBackend> {
         let directory = Directory::new(address)?;
-        Ok(FileBackend { directory, claim: None, waiting: Waiting::default(), listing: None })
+        Ok(FileBackend { directory, claim: None, waiting: Waiting::default(), interference: None, listing: None })
     }
 }
 
 impl Claim {
     /// The record is the one at [`record::RECORD`].
-    fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
+    fn descriptors(&self) -> Vec<Arc<File>> {
         let slot = self.slot.iter().map(|(_, file)| Arc::clone(file));
         [Arc::clone(&self.lock), Arc::clone(&self.record_file)].into_iter().chain(slot).collect()
     }
 
     /// Why the files we have locked are not the ones that others would lock, if so.
     fn displaced(&self) -> Result<Option<String>> {
-        let slot = self.slot.as_ref().map(|(n, file)| (self.files.slot(*n), file));
-        for (path, file) in [(self.files.lock.clone(), &self.lock)].into_iter().chain(slot) {
-            if !self.files.leads_to(&path, file)? {
-                return Ok(Some(format!("{} was deleted or replaced", self.files.path(&path).display())));
-            }
-        }
-        Ok(None)
+        let files = &self.files;
+        let path = match &self.slot {
+            _ if !leads_to(&files.lock_path(), &self.lock)? => files.lock_path(),
+            Some((n, file)) if !leads_to(&files.slot_path(*n), file)? => files.slot_path(*n),
+            _ => return Ok(None),
+        };
+        Ok(Some(format!("{} was deleted or replaced", path.display())))
     }
 
-    /// Explicitly, since the guardian has the same descriptors.
-    fn unlock(&self) {
-        for descriptor in self.descriptors() {
-            if let Ok(file) = descriptor.try_clone() {
-                let _ = File::from(file).unlock();
-            }
+    /// Unlocks explicitly, since the guardian has the same descriptors.
+    fn let_go(&self, side: Option<&Folder>) {
+        if let Some(side) = side {
+            self.record.remove(side, HOLDER);
+        }
+        for file in self.descriptors() {
+            let _ = file.unlock();
         }
     }
 }
@@ -107,26 +108,28 @@ impl Backend for FileBackend {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        match &self.claim {
-            Some(claim) => {
-                self.waiting.is_over();
-                loop {
-                    let (files, record) = (&claim.files, &claim.record);
-                    let told = self.waiting.for_interference(files, &record.who.owner, record.details.slot).await?;
-                    if matches!(told, FileEvent::Touched) || matches!(claim.displaced(), Ok(Some(_))) {
-                        return Ok(());
-                    }
-                }
+        /// A run that is over by then is not watched over: closing a watch costs the kernel many milliseconds.
+        const SHORT_RUN: Duration = Duration::from_millis(300);
+        let Some(claim) = &self.claim else { return self.waiting.for_release().await };
+        self.waiting.is_over();
+        let Some(interference) = &mut self.interference else {
+            tokio::time::sleep(SHORT_RUN).await;
+            self.interference = Some(Interference::watch(&claim.files, &claim.record));
+            // Whatever came before the watch has to be looked for once.
+            return Ok(());
+        };
+        loop {
+            let event = interference.next().await?;
+            if event == FileEvent::Touched || matches!(claim.displaced(), Ok(Some(_))) {
+                return Ok(());
             }
-            None => self.waiting.for_release().await,
         }
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
         self.waiting = Waiting::default();
         if let Some(claim) = self.claim.take() {
-            claim.record.remove(&claim.files, Kind::Holder);
-            claim.unlock();
+            claim.let_go(claim.files.look().ok().flatten().as_ref());
         }
         Ok(())
     }
@@ -135,48 +138,49 @@ impl Backend for FileBackend {
         let from = clock::now();
         self.waiting.is_over();
         let claim = self.claim.as_ref().context("nothing is held")?;
+        let mark = |name: String| claim.files.look().ok().flatten()?.read(&name).ok();
         if let Some(why) = claim.displaced()? {
-            let taken = claim.files.read(&claim.files.taken(&lease.owner));
-            return Ok(taken.map_or(Renewal::Lost(why), Renewal::ForceReleased));
+            return Ok(mark(taken(&lease.owner)).map_or(Renewal::Lost(why), Renewal::ForceReleased));
         }
-        match claim.files.read(&claim.files.revoke(&lease.owner)) {
-            Ok(reason) => Ok(Renewal::Revoked(reason)),
-            Err(_) => Ok(Renewal::Held(Grant { from, ..lease.grant })),
-        }
+        let held = Renewal::Held(Grant { from, ..lease.grant });
+        Ok(mark(revoke(&lease.owner)).map_or(held, Renewal::Revoked))
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let Some(claim) = self.claim.as_mut() else { return Ok(Released::NotOurs) };
-        let files = claim.files.clone();
         let ours = claim.displaced().map(|why| why.is_none());
+        let is_ours = matches!(ours, Ok(true));
+        // Somebody may have deleted it.
+        let side = if is_ours { claim.files.side().map(Some) } else { claim.files.look() };
         let recorded = match &ending.last_run {
-            Some(last_run) if matches!(ours, Ok(true)) => claim.files.record_run(last_run, ending.keep),
+            Some(last_run) if is_ours => runs::record_run(&side, last_run, ending.keep),
             _ => Ok(()),
         };
-        match ending.hold_until.filter(|_| matches!(ours, Ok(true))) {
+        let side = side.ok().flatten();
+        match ending.hold_until.filter(|_| is_ours) {
             // The guardian stays with the descriptors; the record keeps other dlocks out even without it.
             Some(until) => {
                 claim.record.details.ended = ending.last_run.is_some();
                 claim.record.hold(&claim.record_file, until, claim.record.ttl())?;
             }
             None => {
-                claim.record.remove(&claim.files, Kind::Holder);
-                claim.unlock();
+                claim.let_go(side.as_ref());
                 self.claim = None;
             }
         }
         // Only now, when others need not wait for it.
         self.waiting.is_over();
-        let marked = files.remove(&files.revoke(&lease.owner)).is_ok();
-        let mut taken = None;
-        if marked || !matches!(ours, Ok(true)) {
-            let path = files.taken(&lease.owner);
-            taken = files.read(&path).ok();
-            let _ = files.remove(&path);
+        let mut reason = None;
+        if let Some(side) = side {
+            let marked = side.remove(&revoke(&lease.owner)).is_ok();
+            if marked || !is_ours {
+                reason = side.read(&taken(&lease.owner)).ok();
+                let _ = side.remove(&taken(&lease.owner));
+            }
         }
         // What could not be recorded is not tried again.
         recorded?;
-        Ok(match (ours.context(Fault::Refused)?, taken) {
+        Ok(match (ours.context(Fault::Refused)?, reason) {
             (true, _) => Released::Done,
             (false, Some(reason)) => Released::ForceReleased(reason),
             (false, None) => Released::NotOurs,
@@ -184,30 +188,30 @@ impl Backend for FileBackend {
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        status::rehold(&self.directory.open()?.files(name), owner, ttl).await
+        status::rehold(&self.directory.files(name)?, owner, ttl).await
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        match self.directory.open_for_reading()? {
-            Some(directory) => status::inspect(&directory.files(name), name, &foreign::Locks::read()),
+        match self.directory.look()? {
+            Some(folder) => status::inspect(&LockFiles::new(folder, name), name, &foreign::Locks::read()),
             None => Ok(LockState::free(name.clone(), NAME)),
         }
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let Some(directory) = self.directory.open_for_reading()? else { return Ok(Forgotten::Nothing) };
-        status::forget(&directory.files(name), name, what)
+        let Some(folder) = self.directory.look()? else { return Ok(Forgotten::Nothing) };
+        status::forget(&LockFiles::new(folder, name), name, what)
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
         // The directory stays open from page to page; its order is the file system's.
         if after.is_none() {
-            let Some(directory) = self.directory.open_for_reading()? else { return Ok(Page::default()) };
-            let names = directory.list()?;
-            self.listing = Some((directory, names));
+            let Some(folder) = self.directory.look()? else { return Ok(Page::default()) };
+            let names = folder.list()?;
+            self.listing = Some((folder, names));
         }
-        let (directory, names) = self.listing.as_mut().context("a list begins at its beginning")?;
-        status::list(directory, names)
+        let (folder, names) = self.listing.as_mut().context("a list begins at its beginning")?;
+        status::list(folder, names)
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
@@ -216,7 +220,7 @@ impl Backend for FileBackend {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        status::revoke(&self.directory.open()?.files(name), from, how).await
+        status::revoke(&self.directory.files(name)?, from, how).await
     }
 }
 

@@ -7,8 +7,6 @@
 
 use std::fs::{File, TryLockError};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,10 +16,10 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::fstat;
 use serde::{Deserialize, Serialize};
 
-use super::files::LockFiles;
+use super::files::{Folder, revoke};
 use crate::backend::{Ask, DEFAULT_HISTORY};
 use crate::clock::{self, Instant};
-use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token};
+use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token, millis};
 
 /// Where the record is among a claim's descriptors.
 pub const RECORD: usize = 1;
@@ -31,11 +29,9 @@ const LONGEST: usize = 64 * 1024;
 /// As long as any other id of a boot, so that a record can be changed in its place.
 const NO_BOOT: &str = "00000000-0000-0000-0000-000000000000";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Holder,
-    Waiter,
-}
+/// What the names of the records begin with: in `NAME.d`, and in `waiting` below it.
+pub const HOLDER: &str = "holder.";
+pub const WAITER: &str = "waiter.";
 
 /// What a contender stores beside its identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,30 +57,16 @@ pub struct Hold {
     /// On the machine's CLOCK_BOOTTIME, which counts while this boot lasts; the date is for after a reboot, and for
     /// readers that cannot tell that clock from the one of their time namespace.
     boot: String,
-    until_boot_ns: Fixed,
-    until_ms: Fixed,
+    until_boot_ns: String,
+    until_ms: String,
     /// What it was last renewed for, if it was.
     #[serde(default)]
-    ttl_ms: Option<Fixed>,
+    ttl_ms: Option<String>,
 }
 
-/// A number that is always written with as many digits, so that a record can be changed in its place.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-struct Fixed(u64);
-
-impl From<Fixed> for String {
-    fn from(number: Fixed) -> String {
-        format!("{:020}", number.0)
-    }
-}
-
-impl TryFrom<String> for Fixed {
-    type Error = std::num::ParseIntError;
-
-    fn try_from(digits: String) -> Result<Fixed, Self::Error> {
-        digits.parse().map(Fixed)
-    }
+/// A number with always as many digits, so that a record can be changed in its place.
+fn fixed(number: u64) -> String {
+    format!("{number:020}")
 }
 
 /// What a reader makes of a record.
@@ -93,38 +75,37 @@ pub struct Seen {
     pub record: Record<Details>,
     /// The process that wrote it is alive.
     pub alive: bool,
-    path: PathBuf,
+    file: String,
 }
 
 impl Record<Details> {
     pub fn new(ask: &Ask, inode: u64, token: Token, slot: Option<u32>) -> Record<Details> {
-        let (since, ttl_ms) = (millis(clock::wall()), millis_of(ask.ttl));
+        let (since, ttl_ms) = (in_millis(clock::wall()), millis(ask.ttl));
         let details = Details { mode: ask.mode, token, slot, since, ttl_ms, inode, hold: None, ended: false };
         Record { who: ask.who.clone(), details }
     }
 
-    pub fn write(&self, files: &LockFiles, kind: Kind) -> Result<Arc<OwnedFd>> {
-        if kind == Kind::Waiter {
-            files.make_waiting()?;
-        }
-        let file = files.replace(&path(files, kind, &self.who.owner), self.to_json().as_bytes())?;
-        Ok(Arc::new(file.into()))
+    pub fn write(&self, folder: &Folder, prefix: &str) -> Result<Arc<File>> {
+        folder.replace(&file_of(prefix, &self.who.owner), self.to_json().as_bytes()).map(Arc::new)
     }
 
-    pub fn remove(&self, files: &LockFiles, kind: Kind) {
-        let _ = files.remove(&path(files, kind, &self.who.owner));
+    pub fn remove(&self, folder: &Folder, prefix: &str) {
+        let _ = folder.remove(&file_of(prefix, &self.who.owner));
     }
 
     /// Keeps the lock taken until then, even if dlock dies. Written in place: the file that the guardian keeps locked
     /// has to stay the record.
     pub fn hold(&mut self, file: &impl AsFd, until: Instant, ttl: Duration) -> Result<()> {
-        let until_ms = Fixed(millis(clock::wall() + until.remaining()));
-        let ttl_ms = Some(Fixed(millis_of(ttl)));
         let (boot, until_boot_ns) = match until.for_every_namespace() {
-            Some(nanos) => (boot_id(), Fixed(nanos)),
-            None => (NO_BOOT, Fixed(0)),
+            Some(nanos) => (boot_id(), nanos),
+            None => (NO_BOOT, 0),
         };
-        self.details.hold = Some(Hold { boot: boot.to_owned(), until_boot_ns, until_ms, ttl_ms });
+        self.details.hold = Some(Hold {
+            boot: boot.to_owned(),
+            until_boot_ns: fixed(until_boot_ns),
+            until_ms: fixed(in_millis(clock::wall() + until.remaining())),
+            ttl_ms: Some(fixed(millis(ttl))),
+        });
         let json = self.to_json();
         let written = nix::sys::uio::pwrite(file, json.as_bytes(), 0).context("cannot write the holder's record")?;
         ensure!(written == json.len(), "the holder's record was cut off");
@@ -133,8 +114,8 @@ impl Record<Details> {
 
     /// What it was taken or last renewed for.
     pub fn ttl(&self) -> Duration {
-        let renewed = self.details.hold.as_ref().and_then(|hold| hold.ttl_ms.as_ref());
-        Duration::from_millis(renewed.map_or(self.details.ttl_ms, |ttl_ms| ttl_ms.0))
+        let renewed = self.details.hold.as_ref().and_then(|hold| hold.ttl_ms.as_ref()?.parse().ok());
+        Duration::from_millis(renewed.unwrap_or(self.details.ttl_ms))
     }
 
     pub fn read_from(file: &impl AsFd) -> Option<Record<Details>> {
@@ -144,20 +125,20 @@ impl Record<Details> {
         Record::from_json(&json[..length])
     }
 
-    /// The record of an owner, open for reading.
-    pub fn find(files: &LockFiles, owner: &OwnerId) -> Option<(Record<Details>, File)> {
-        let file = files.look_into(&path(files, Kind::Holder, owner)).ok()?;
-        let record = Record::read_from(&file).filter(|record| record.who.owner == *owner)?;
-        (record.details.inode == files.lock_inode()).then_some((record, file))
+    /// The record of a holder of the lock file with this inode, open for reading.
+    pub fn find(folder: &Folder, owner: &OwnerId, inode: u64) -> Option<(Record<Details>, File)> {
+        let file = folder.look_into(&file_of(HOLDER, owner)).ok()?;
+        let record = Record::<Details>::read_from(&file)?;
+        (record.who.owner == *owner && record.details.inode == inode).then_some((record, file))
     }
 
     /// How long the lock stays taken although its holder has gone.
     pub fn held_on_for(&self) -> Option<Duration> {
         let hold = self.details.hold.as_ref()?;
         let this_boot = hold.boot == boot_id();
-        let left = match Instant::from_every_namespace(hold.until_boot_ns.0).filter(|_| this_boot) {
+        let left = match Instant::from_every_namespace(hold.until_boot_ns.parse().ok()?).filter(|_| this_boot) {
             Some(until) => until.remaining(),
-            None => Duration::from_millis(hold.until_ms.0.saturating_sub(millis(clock::wall()))),
+            None => Duration::from_millis(hold.until_ms.parse::<u64>().ok()?.saturating_sub(in_millis(clock::wall()))),
         };
         Some(left).filter(|left| !left.is_zero())
     }
@@ -170,15 +151,15 @@ impl Seen {
     }
 
     /// Deletes the record of a holder that is gone. What it says becomes the last run, if nobody recorded its end.
-    pub fn remove(&self, files: &LockFiles) -> Result<()> {
+    pub fn remove(&self, folder: &Folder) -> Result<()> {
         if let Some(lost) = self.lost_run() {
-            files.remember(lost, DEFAULT_HISTORY)?;
+            folder.remember(lost, DEFAULT_HISTORY)?;
         }
         // Nobody will read the mark that an operator left for it.
         if !self.alive {
-            let _ = files.remove(&files.revoke(&self.record.who.owner));
+            let _ = folder.remove(&revoke(self.owner()));
         }
-        let _ = files.remove(&self.path);
+        let _ = folder.remove(&self.file);
         Ok(())
     }
 
@@ -213,33 +194,27 @@ impl Seen {
     }
 }
 
-/// Everybody of a kind whose record is about the present lock file, oldest first.
-pub fn oldest_first(files: &LockFiles, kind: Kind) -> Result<Vec<Seen>> {
-    let mut all: Vec<Seen> = each(files, kind)?.collect();
-    all.sort_by_key(|one| one.record.details.since);
+/// Everybody on record whose record is about the lock file with this inode, oldest first.
+pub fn all(folder: &Folder, prefix: &'static str, inode: u64) -> Result<Vec<Seen>> {
+    let read = |file: String| {
+        let open = folder.look_into(&file).ok()?;
+        Some(Seen { record: Record::read_from(&open)?, alive: is_kept(&open), file })
+    };
+    let mut all: Vec<_> = folder.list_of(prefix)?.filter_map(read).collect();
+    all.retain(|seen| seen.record.details.inode == inode);
+    all.sort_by_key(|seen| seen.record.details.since);
     Ok(all)
 }
 
-/// Everybody of a kind whose record is about the present lock file, in no order, read one by one.
-pub fn each(files: &LockFiles, kind: Kind) -> Result<impl Iterator<Item = Seen>> {
-    let inode = files.lock_inode();
-    let read = |path: PathBuf| {
-        let file = files.look_into(&path).ok()?;
-        Some(Seen { record: Record::read_from(&file)?, alive: is_kept(&file), path })
-    };
-    Ok(paths_of(files, kind)?.filter_map(read).filter(move |seen| seen.record.details.inode == inode))
-}
-
-/// Somebody who waits for the present lock file. Deletes the records of waiters that died: nobody else would.
-pub fn any_waiter(files: &LockFiles) -> Option<Record<Details>> {
-    let inode = files.lock_inode();
-    paths_of(files, Kind::Waiter).ok()?.find_map(|path| {
-        let file = files.look_into(&path).ok()?;
-        if !is_kept(&file) {
-            let _ = files.remove(&path);
+/// Somebody who waits for the lock file with this inode. Deletes the records of waiters that died: nobody else would.
+pub fn any_waiter(waiting: &Folder, inode: u64) -> Option<Record<Details>> {
+    waiting.list_of(WAITER).ok()?.find_map(|file| {
+        let open = waiting.look_into(&file).ok()?;
+        if !is_kept(&open) {
+            let _ = waiting.remove(&file);
             return None;
         }
-        Record::read_from(&file).filter(|record: &Record<Details>| record.details.inode == inode)
+        Record::read_from(&open).filter(|record: &Record<Details>| record.details.inode == inode)
     })
 }
 
@@ -248,29 +223,8 @@ pub fn is_kept(record: &File) -> bool {
     matches!(record.try_lock_shared(), Err(TryLockError::WouldBlock))
 }
 
-fn paths_of(files: &LockFiles, kind: Kind) -> Result<impl Iterator<Item = PathBuf>> {
-    let directory = directory(files, kind);
-    let names = files.list(&directory)?.into_iter().flatten().flatten();
-    let of_kind = names.filter(move |name| name.as_bytes().starts_with(prefix(kind).as_bytes()));
-    Ok(of_kind.map(move |name| directory.join(name)))
-}
-
-fn prefix(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Holder => "holder.",
-        Kind::Waiter => "waiter.",
-    }
-}
-
-pub fn path(files: &LockFiles, kind: Kind, owner: &OwnerId) -> PathBuf {
-    directory(files, kind).join(format!("{}{owner}", prefix(kind)))
-}
-
-fn directory(files: &LockFiles, kind: Kind) -> PathBuf {
-    match kind {
-        Kind::Holder => files.side.clone(),
-        Kind::Waiter => files.waiting(),
-    }
+pub fn file_of(prefix: &str, owner: &OwnerId) -> String {
+    format!("{prefix}{owner}")
 }
 
 /// Of this boot. Read once; a waiter reads it early, when there is time.
@@ -281,12 +235,8 @@ pub fn boot_id() -> &'static str {
     &BOOT
 }
 
-fn millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, millis_of)
-}
-
-fn millis_of(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+fn in_millis(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, millis)
 }
 
 fn since_epoch(millis: u64) -> SystemTime {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::NAME;
-use super::directory::{OpenDirectory, refusal};
-use super::files::LockFiles;
+use super::directory::refusal;
+use super::files::{self, Folder, LockFiles, WAITING, taken};
 use super::foreign::Locks;
-use super::record::{self, Details, Kind, Seen, is_kept};
+use super::record::{self, Details, HOLDER, Seen, WAITER, is_kept};
 use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::exit::Fault;
@@ -18,35 +18,43 @@ use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId
 use crate::openat::Names;
 
 pub fn inspect(files: &LockFiles, name: &LockName, locks: &Locks) -> Result<LockState> {
-    let (present, gone): (Vec<_>, Vec<_>) =
-        record::oldest_first(files, Kind::Holder)?.into_iter().partition(Seen::counts);
-    let mut history = files.history();
-    for vanished in gone.iter().filter_map(Seen::lost_run) {
-        if !history.has(&vanished) {
-            history.add(vanished, usize::MAX);
-        }
-    }
-    // For a moment, a new holder is still on record as a waiter.
-    let inside: Vec<OwnerId> = present.iter().map(|seen| seen.owner().clone()).collect();
-    let mut waiters = record::oldest_first(files, Kind::Waiter)?;
-    waiters.retain(|seen| seen.alive && !inside.contains(seen.owner()));
-    let as_holder = |seen: Seen| {
-        let revoked = files.exists(&files.revoke(seen.owner()));
-        Contender { revoked, ..seen.into_holder() }
+    let mut state = match files.look()? {
+        Some(side) => on_record(&side, name, files.lock_inode())?,
+        None => LockState::free(name.clone(), NAME),
     };
-    let holders = present.into_iter().map(as_holder).collect();
-    let waiters = waiters.into_iter().map(Seen::into_waiter).collect();
-    let mut state = LockState::of(name.clone(), NAME, holders, waiters, history);
     if state.holders.is_empty()
-        && let Some(foreign) = locks.holder_of(&files.path(&files.lock))
+        && let Some(foreign) = locks.holder_of(&files.lock_path())
     {
         (state.state, state.holders) = (State::Held, vec![foreign]);
     }
     Ok(state)
 }
 
+fn on_record(side: &Folder, name: &LockName, inode: u64) -> Result<LockState> {
+    let (present, gone): (Vec<_>, Vec<_>) = record::all(side, HOLDER, inode)?.into_iter().partition(Seen::counts);
+    let mut history = side.history();
+    for vanished in gone.iter().filter_map(Seen::lost_run) {
+        if !history.has(&vanished) {
+            history.add(vanished, usize::MAX);
+        }
+    }
+    let mut waiters = match side.find(WAITING)? {
+        Some(waiting) => record::all(&waiting, WAITER, inode)?,
+        None => Vec::new(),
+    };
+    // For a moment, a new holder is still on record as a waiter.
+    waiters.retain(|seen| seen.alive && !present.iter().any(|holder| holder.owner() == seen.owner()));
+    let as_holder = |seen: Seen| {
+        let revoked = side.exists(&files::revoke(seen.owner()));
+        Contender { revoked, ..seen.into_holder() }
+    };
+    let holders = present.into_iter().map(as_holder).collect();
+    let waiters = waiters.into_iter().map(Seen::into_waiter).collect();
+    Ok(LockState::of(name.clone(), NAME, holders, waiters, history))
+}
+
 /// The next of the locks in a directory.
-pub fn list(directory: &OpenDirectory, names: &mut Names) -> Result<Page> {
+pub fn list(folder: &Folder, names: &mut Names) -> Result<Page> {
     const AT_ONCE: usize = 256;
     let name_of = |name: OsString| LockName::decode(name.to_str()?.strip_suffix(".lock")?);
     let mut found: Vec<LockName> = Vec::new();
@@ -57,15 +65,19 @@ pub fn list(directory: &OpenDirectory, names: &mut Names) -> Result<Page> {
     }
     found.sort();
     let locks = Locks::read();
-    let locks = found.iter().map(|name| inspect(&directory.files(name), name, &locks)).collect::<Result<_>>()?;
-    Ok(Page { locks, next: (read == AT_ONCE).then(|| "more".to_owned()) })
+    let look = |name| inspect(&LockFiles::new(folder.clone(), name), name, &locks);
+    Ok(Page {
+        locks: found.iter().map(look).collect::<Result<_>>()?,
+        next: (read == AT_ONCE).then(|| "more".to_owned()),
+    })
 }
 
 pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revoked> {
-    let mut holders = record::oldest_first(files, Kind::Holder)?;
+    let side = files.side()?;
+    let mut holders = record::all(&side, HOLDER, files.lock_inode())?;
     holders.retain(Seen::counts);
     let Some(seen) = holders.iter().find(|seen| Some(seen.owner().as_str()) == from.owner.as_deref()) else {
-        return revoke_foreign(files, from, how);
+        return revoke_foreign(files, &side, from, how);
     };
     let (owner, details) = (seen.owner(), &seen.record.details);
     match how {
@@ -73,34 +85,33 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
             Ok(Revoked::Impossible("its command has ended, it is only kept by --hold-at-least: use --now".into()))
         }
         Revoke::Safely { .. } if details.ended => {
-            if let Some((record, file)) = Record::find(files, owner) {
-                end_hold(files, &record, &file).await;
+            if let Some((record, file)) = Record::find(&side, owner, details.inode) {
+                end_hold(&side, &record, &file).await;
             }
             Ok(Revoked::Marked)
         }
         Revoke::Safely { reason } => {
-            files.replace(&files.revoke(owner), reason.as_bytes())?;
+            side.replace(&files::revoke(owner), reason.as_bytes())?;
             Ok(Revoked::Marked)
         }
         // To replace the file would take the lock from all who share it. This one is told, and is no holder from now on.
         Revoke::Now { reason } if details.mode == Mode::Shared && holders.len() > 1 => {
             // The operator may free the others next; then this one finds the file replaced instead of the mark.
-            let _ = files.note_taken(owner, reason);
+            let _ = side.note_taken(owner, reason);
             if details.hold.is_none() {
-                files.replace(&files.revoke(owner), reason.as_bytes())?;
+                side.replace(&files::revoke(owner), reason.as_bytes())?;
             }
-            seen.remove(files)?;
+            seen.remove(&side)?;
             Ok(Revoked::Freed)
         }
         Revoke::Now { reason } => {
-            let file = match (details.mode, details.slot) {
-                (Mode::Slots(_), Some(slot)) => files.slot(slot),
-                _ => files.lock.clone(),
-            };
-            let told = files.note_taken(owner, reason);
-            let recorded = if details.ended { Ok(()) } else { cut_short(files, from, reason) };
-            files.renew(&file)?;
-            seen.remove(files)?;
+            let told = side.note_taken(owner, reason);
+            let recorded = if details.ended { Ok(()) } else { cut_short(&side, from, reason) };
+            match (details.mode, details.slot) {
+                (Mode::Slots(_), Some(slot)) => side.renew(&files::slot(slot))?,
+                _ => files.folder.renew(&files.lock)?,
+            }
+            seen.remove(&side)?;
             told.and(recorded).map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
@@ -109,22 +120,23 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
 
 /// The token stays where it is.
 pub fn forget(files: &LockFiles, name: &LockName, what: &Forget) -> Result<Forgotten> {
+    let Some(side) = files.look()? else { return Ok(Forgotten::Nothing) };
     if let Forget::Once(key) = what {
-        return files.forget_once(key);
+        return side.forget_once(key);
     }
     let state = inspect(files, name, &Locks::read())?;
     if !state.holders.is_empty() || !state.waiters.is_empty() {
         return Ok(Forgotten::InUse);
     }
-    for gone in record::oldest_first(files, Kind::Holder)? {
-        gone.remove(files)?;
+    for gone in record::all(&side, HOLDER, files.lock_inode())? {
+        gone.remove(&side)?;
     }
-    Ok(files.forget_runs())
+    Ok(side.forget_runs())
 }
 
 /// Called before the lock is free: the next run may end at once, and its record must be the later one.
-fn cut_short(files: &LockFiles, from: &Holder, reason: &str) -> Result<()> {
-    files.remember(LastRun::cut_short(from, reason), DEFAULT_HISTORY)
+fn cut_short(side: &Folder, from: &Holder, reason: &str) -> Result<()> {
+    side.remember(LastRun::cut_short(from, reason), DEFAULT_HISTORY)
 }
 
 fn not_on_record(error: anyhow::Error) -> anyhow::Error {
@@ -132,7 +144,7 @@ fn not_on_record(error: anyhow::Error) -> anyhow::Error {
     error.context("it is free now, but the reason is not on record").context(fault)
 }
 
-fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revoked> {
+fn revoke_foreign(files: &LockFiles, side: &Folder, from: &Holder, how: &Revoke) -> Result<Revoked> {
     match how {
         _ if from.owner.is_some() => Ok(Revoked::NotHeld),
         Revoke::Safely { .. } => {
@@ -140,8 +152,8 @@ fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revo
             Ok(Revoked::Impossible(format!("{}{end}", messages::FOREIGN_HOLDER)))
         }
         Revoke::Now { reason } => {
-            let recorded = cut_short(files, from, reason);
-            files.renew(&files.lock)?;
+            let recorded = cut_short(side, from, reason);
+            files.folder.renew(&files.lock)?;
             recorded.map_err(not_on_record)?;
             Ok(Revoked::Freed)
         }
@@ -149,8 +161,9 @@ fn revoke_foreign(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Revo
 }
 
 pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-    let Some((mut record, file)) = Record::find(files, owner) else {
-        let why = files.read(&files.taken(owner));
+    let Some(side) = files.look()? else { return Ok(Reheld::NotOurs) };
+    let Some((mut record, file)) = Record::find(&side, owner, files.lock_inode()) else {
+        let why = side.read(&taken(owner));
         return Ok(why.map_or(Reheld::NotOurs, Reheld::ForceReleased));
     };
     if record.details.hold.is_none() {
@@ -160,22 +173,22 @@ pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result
         return Ok(Reheld::NotOurs);
     }
     if ttl.is_zero() {
-        end_hold(files, &record, &file).await;
+        end_hold(&side, &record, &file).await;
         return Ok(Reheld::Done);
     }
-    if let Ok(reason) = files.read(&files.revoke(owner)) {
+    if let Ok(reason) = side.read(&files::revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
-    let path = record::path(files, Kind::Holder, owner);
-    let file = files.reach_into(&path).map_err(|error| refusal(error, "cannot renew", &files.path(&path)))?;
+    let name = record::file_of(HOLDER, owner);
+    let file = side.reach_into(&name).map_err(|error| refusal(error, "cannot renew", &side.path(&name)))?;
     record.hold(&file, clock::now() + ttl, ttl)?;
     Ok(Reheld::Done)
 }
 
 /// Deletes the record that keeps the lock held on to. The process that keeps it sees that, and releases the lock.
-async fn end_hold(files: &LockFiles, record: &Record<Details>, file: &File) {
-    record.remove(files, Kind::Holder);
-    let _ = files.remove(&files.revoke(&record.who.owner));
+async fn end_hold(side: &Folder, record: &Record<Details>, file: &File) {
+    record.remove(side, HOLDER);
+    let _ = side.remove(&files::revoke(&record.who.owner));
     while is_kept(file) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

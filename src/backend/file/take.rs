@@ -1,16 +1,15 @@
 //! Taking the lock: which files are locked in which mode, and what has to be true before it counts.
 
 use std::fs::{File, TryLockError};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use super::directory::refusal;
-use super::files::LockFiles;
+use super::files::{Folder, LockFiles, WAITING, leads_to, slot};
 use super::foreign;
-use super::record::{self, Kind, Seen};
+use super::record::{self, HOLDER, Seen};
 use super::token;
 use super::{Claim, FileBackend};
 use crate::backend::{Ask, Attempt, Busy, Lease};
@@ -26,24 +25,25 @@ impl FileBackend {
         let from = clock::now();
         let (files, lock) = self.lock_file(ask)?;
         let Some(lock) = lock else { return self.busy(ask, &files) };
+        let (side, inode) = (files.side()?, inode(&lock)?);
         // An exclusive holder is alone; others have to agree with those who came at the same time.
         let _mutex = match ask.mode {
             Mode::Exclusive => None,
-            Mode::Shared | Mode::Slots(_) => Some(lock_soon(&files).await?),
+            Mode::Shared | Mode::Slots(_) => Some(lock_soon(&side).await?),
         };
-        let holders: Vec<_> = record::each(&files, Kind::Holder)?.collect();
+        let holders = record::all(&side, HOLDER, inode)?;
         // Those who came while we waited have compared their number of slots with ours.
-        let waiters = if self.waiting.has_begun() { None } else { Some(&files) };
-        if let Some(why) = other_slots(waiters, &holders, ask) {
+        let newcomer = !self.waiting.has_begun();
+        if let Some(why) = other_slots(Some(&side).filter(|_| newcomer), &holders, ask, inode) {
             self.waiting.is_over();
             return Ok(Attempt::OtherSlots(why));
         }
         let (present, gone): (Vec<_>, Vec<_>) = holders.into_iter().partition(Seen::counts);
         for seen in gone {
-            seen.remove(&files)?;
+            seen.remove(&side)?;
         }
         if let Some(key) = &ask.once
-            && files.is_recorded(key)?
+            && side.is_recorded(key)?
         {
             self.waiting.is_over();
             return Ok(Attempt::AlreadyRan);
@@ -55,13 +55,18 @@ impl FileBackend {
         }
         let mut slot = None;
         if let Mode::Slots(n) = ask.mode {
-            slot = self.free_slot(&files, n, &present)?;
+            slot = self.free_slot(&side, n, &present)?;
             if slot.is_none() {
                 drop(lock);
                 return self.busy(ask, &files);
             }
         }
-        let claim = self.claim.insert(claim(files, ask, lock, slot)?);
+        // For everybody to see: the token first, on the disk, then the record.
+        let token = token::next(&side)?;
+        let record = Record::new(ask, inode, token, slot.as_ref().map(|(n, _)| *n));
+        let record_file = record.write(&side, HOLDER)?;
+        let slot = slot.map(|(n, file)| (n, Arc::new(file)));
+        let claim = self.claim.insert(Claim { files, lock: Arc::new(lock), slot, record, record_file });
         Ok(Attempt::Granted(Lease {
             name: ask.name.clone(),
             owner: ask.who.owner.clone(),
@@ -76,41 +81,39 @@ impl FileBackend {
     fn lock_file(&mut self, ask: &Ask) -> Result<(LockFiles, Option<File>)> {
         const TRIES: u32 = 100;
         for _ in 0..TRIES {
-            let files = self.directory.open()?.files(&ask.name);
-            let file = match self.waiting.take_locked(ask.mode) {
+            let files = self.directory.files(&ask.name)?;
+            let file = match self.waiting.take_locked() {
                 Some(file) => file,
                 None => {
-                    let file = files.open(&files.lock)?;
+                    let file = files.folder.open(&files.lock)?;
                     let tried = if ask.mode == Mode::Exclusive { file.try_lock() } else { file.try_lock_shared() };
                     match tried {
                         Ok(()) => file,
                         Err(TryLockError::WouldBlock) => return Ok((files, None)),
                         Err(TryLockError::Error(error)) => {
-                            return Err(refusal(error, "cannot lock", &files.path(&files.lock)));
+                            return Err(refusal(error, "cannot lock", &files.lock_path()));
                         }
                     }
                 }
             };
             // If the file was deleted or replaced while we waited, we have locked something that nobody else looks at.
-            if files.leads_to(&files.lock, &file)? {
+            if leads_to(&files.lock_path(), &file)? {
                 return Ok((files, Some(file)));
             }
         }
         bail!("the lock file of {} is replaced all the time", ask.name)
     }
 
-    fn free_slot(&mut self, files: &LockFiles, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
+    fn free_slot(&mut self, side: &Folder, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
         for k in 0..n {
             if present.iter().any(|seen| seen.record.details.slot == Some(k)) {
                 continue;
             }
-            let file = self.waiting.slot_file(files, k)?;
+            let file = self.waiting.slot_file(side, k)?;
             match file.try_lock() {
-                Ok(()) if files.leads_to(&files.slot(k), &file)? => return Ok(Some((k, file))),
+                Ok(()) if leads_to(&side.path(&slot(k)), &file)? => return Ok(Some((k, file))),
                 Ok(()) | Err(TryLockError::WouldBlock) => self.waiting.keep_slot_file(k, file),
-                Err(TryLockError::Error(error)) => {
-                    return Err(refusal(error, "cannot lock", &files.path(&files.slot(k))));
-                }
+                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock", &side.path(&slot(k)))),
             }
         }
         Ok(None)
@@ -118,8 +121,9 @@ impl FileBackend {
 
     /// Notes that we wait, and begins to.
     fn busy(&mut self, ask: &Ask, files: &LockFiles) -> Result<Attempt> {
-        let holders: Vec<_> = record::each(files, Kind::Holder)?.collect();
-        if let Some(why) = other_slots(Some(files), &holders, ask) {
+        let (side, inode) = (files.look()?, files.lock_inode());
+        let holders = side.as_ref().map_or_else(|| Ok(Vec::new()), |side| record::all(side, HOLDER, inode))?;
+        if let Some(why) = other_slots(side.as_ref(), &holders, ask, inode) {
             self.waiting.is_over();
             return Ok(Attempt::OtherSlots(why));
         }
@@ -127,18 +131,9 @@ impl FileBackend {
             self.waiting.begin(files, ask)?;
         }
         let holder = holders.into_iter().find(Seen::counts).map(|seen| seen.into_holder().into_holder());
-        let holder = holder.or_else(|| foreign::Locks::read().holder_of(&files.path(&files.lock)));
+        let holder = holder.or_else(|| foreign::Locks::read().holder_of(&files.lock_path()));
         Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: clock::now() + RECHECK }))
     }
-}
-
-/// Makes the lock ours for everybody to see: the token first, on the disk, then the record.
-fn claim(files: LockFiles, ask: &Ask, lock: File, slot: Option<(u32, File)>) -> Result<Claim> {
-    let token = token::next(&files)?;
-    let record = Record::new(ask, inode(&lock)?, token, slot.as_ref().map(|(n, _)| *n));
-    let record_file = record.write(&files, Kind::Holder)?;
-    let shared = |file: File| Arc::new(OwnedFd::from(file));
-    Ok(Claim { files, lock: shared(lock), slot: slot.map(|(n, file)| (n, shared(file))), record, record_file })
 }
 
 pub fn inode(file: &File) -> Result<u64> {
@@ -147,10 +142,10 @@ pub fn inode(file: &File) -> Result<u64> {
 }
 
 /// A contender with another number of slots: all must name the same. One of them is enough, since each has compared its
-/// number when it came.
-fn other_slots(waiters: Option<&LockFiles>, holders: &[Seen], ask: &Ask) -> Option<String> {
-    let holder = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone());
-    let other = holder.or_else(|| record::any_waiter(waiters?))?;
+/// number when it came. Waiters are looked for below `side`, if any matter.
+fn other_slots(side: Option<&Folder>, holders: &[Seen], ask: &Ask, inode: u64) -> Option<String> {
+    let waiter = || record::any_waiter(&side?.find(WAITING).ok()??, inode);
+    let other = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone()).or_else(waiter)?;
     let theirs = other.details.mode;
     (theirs.slots() != ask.mode.slots()).then(|| messages::other_slots(describe(&other.who.into()), theirs, ask.mode))
 }
@@ -168,8 +163,8 @@ fn held_on(present: &[Seen], mode: Mode) -> Option<Instant> {
 }
 
 /// For the moment in which shared holders agree. A process that has this lock waits for nothing else.
-async fn lock_soon(files: &LockFiles) -> Result<File> {
-    let file = files.open(&files.mutex())?;
+async fn lock_soon(side: &Folder) -> Result<File> {
+    let file = side.open("mutex")?;
     while file.try_lock().is_err() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

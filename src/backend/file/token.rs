@@ -13,7 +13,7 @@ use anyhow::Result;
 use nix::fcntl::OFlag;
 
 use super::directory::refusal;
-use super::files::LockFiles;
+use super::files::Folder;
 use super::record::boot_id;
 use crate::clock;
 use crate::lock::Token;
@@ -31,11 +31,11 @@ struct Counter {
 }
 
 /// Counts on, durably.
-pub fn next(files: &LockFiles) -> Result<Token> {
-    let path = files.token();
+pub fn next(side: &Folder) -> Result<Token> {
+    const TOKEN: &str = "token";
     let date = clock::wall().duration_since(UNIX_EPOCH).map_or(0, micros);
-    let count = || advance(&files.open_to_write(&path, OFlag::empty())?, date, boot_id());
-    count().map_err(|error| refusal(error, "cannot record the fencing token in", &files.path(&path)))
+    let count = || advance(&side.open_to_write(TOKEN, OFlag::empty())?, date, boot_id());
+    count().map_err(|error| refusal(error, "cannot record the fencing token in", &side.path(TOKEN)))
 }
 
 pub fn advance(file: &File, date: u64, boot: &str) -> std::io::Result<Token> {

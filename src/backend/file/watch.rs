@@ -1,7 +1,7 @@
 //! Events of files from the kernel: by inotify(7), and by the table of mounts, which can be polled.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,8 +10,9 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::files::LockFiles;
-use crate::lock::OwnerId;
+use super::files::{LockFiles, revoke, slot};
+use super::record::Details;
+use crate::lock::Record;
 
 /// How often we look where the kernel gives us no watch.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -19,34 +20,33 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub enum Watch {
-    Events(AsyncFd<Events>),
+    Events(AsyncFd<Owned<Inotify>>),
     Nothing,
 }
 
-pub struct Events(Inotify);
+/// A descriptor that nobody else has.
+pub struct Owned<T>(T);
 
-impl AsRawFd for Events {
+impl<T: AsFd> AsRawFd for Owned<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
-impl AsFd for Events {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
+#[allow(unsafe_code)]
+fn register<T: AsFd>(descriptor: T, interest: Interest) -> Option<AsyncFd<Owned<T>>> {
+    // SAFETY: it stays open and the same for as long as `Owned` has it.
+    unsafe { AsyncFd::register_with_interest(Owned(descriptor), interest) }.ok()
 }
 
 impl Watch {
     pub fn new(watched: &[(PathBuf, AddWatchFlags)]) -> Watch {
-        let events = || -> Option<AsyncFd<Events>> {
+        let events = || {
             let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
             for (path, events) in watched {
                 inotify.add_watch(path.as_path(), *events).ok()?;
             }
-            // SAFETY: `Events` owns the descriptor and never gives another one out or closes it before it is dropped.
-            #[allow(unsafe_code)]
-            unsafe { AsyncFd::register_with_interest(Events(inotify), Interest::READABLE) }.ok()
+            register(inotify, Interest::READABLE)
         };
         events().map_or(Watch::Nothing, Watch::Events)
     }
@@ -77,6 +77,7 @@ impl Watch {
 }
 
 /// What a holder learns.
+#[derive(PartialEq)]
 pub enum FileEvent {
     /// The lock file, or what belongs to it, was touched.
     Touched,
@@ -91,12 +92,12 @@ pub struct Interference {
     /// What matters in `NAME.d`: the operator's mark, and our slot.
     names: Vec<String>,
     /// `None` if some changes would cause no event: then we look now and then.
-    mounts: Option<AsyncFd<File>>,
+    mounts: Option<AsyncFd<Owned<File>>>,
 }
 
 impl Interference {
-    pub fn watch(files: &LockFiles, owner: &OwnerId, slot: Option<u32>) -> Interference {
-        let (lock, side) = (files.path(&files.lock), files.path(&files.side));
+    pub fn watch(files: &LockFiles, record: &Record<Details>) -> Interference {
+        let (lock, side) = (files.lock_path(), files.side_path());
         let moved = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_DELETE_SELF;
         let here = moved | AddWatchFlags::IN_DONT_FOLLOW;
         let replaced = AddWatchFlags::IN_MOVE | AddWatchFlags::IN_DELETE;
@@ -104,9 +105,10 @@ impl Interference {
         let watch = Watch::new(&watched);
         let mut directories = lock.ancestors().skip(1);
         let seen = is_no_link(&lock) && directories.all(|above| watch.add(above, moved));
-        let mounts = if seen { mounts() } else { None };
-        let files = slot.map(|n| files.slot(n)).into_iter().chain([files.revoke(owner)]);
-        let names = files.filter_map(|file| Some(file.file_name()?.to_str()?.to_owned())).collect();
+        // It has priority to tell when something was mounted or unmounted.
+        let table = File::open("/proc/self/mountinfo").ok().filter(|_| seen);
+        let mounts = table.and_then(|table| register(table, Interest::PRIORITY));
+        let names = record.details.slot.map(slot).into_iter().chain([revoke(&record.who.owner)]).collect();
         Interference { watch, names, mounts }
     }
 
@@ -132,12 +134,4 @@ impl Interference {
 /// Whether every name on the way stands for itself: what a link points to can change without a trace.
 fn is_no_link(path: &Path) -> bool {
     std::fs::canonicalize(path).is_ok_and(|canonical| canonical == path)
-}
-
-/// Has priority to tell when something was mounted or unmounted.
-fn mounts() -> Option<AsyncFd<File>> {
-    let table = File::open("/proc/self/mountinfo").ok()?;
-    // SAFETY: the file is nobody else's, and is closed when it is not watched any more.
-    #[allow(unsafe_code)]
-    unsafe { AsyncFd::register_with_interest(table, Interest::PRIORITY) }.ok()
 }
