@@ -60,8 +60,7 @@ const DONE: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Done);
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
-const TOKEN: usize = 5;
+/// Where among the keys the beginnings of those of notes and turns stand.
 const NOTES: usize = 8;
 const TURNS: usize = 12;
 
