@@ -71,7 +71,7 @@ impl Look {
     }
 
     /// What follows the word `state`.
-    pub fn read(reply: &[Value]) -> Option<Look> {
+    fn read(reply: &[Value]) -> Option<Look> {
         let [mode, last, token, holders, waiters, earlier, success] = reply else { return None };
         let mode = Mode::parse(&text(mode)?).unwrap_or(Mode::Exclusive);
         let one = |one: &[Value]| Some(contender(text(&one[0])?, &text(&one[2])?, millis(&one[1])));

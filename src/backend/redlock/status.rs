@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::answer::Answer;
-use super::nodes::no_majority;
+use super::nodes::{Reply, no_majority};
 use super::{Redlock, script};
 use crate::backend::Page;
 use crate::backend::redis::Script;
-use crate::backend::redis::status::{in_order, next_place, page, place};
+use crate::backend::redis::status::{self as redis, in_order, next_place, page, place};
 use crate::exit::Fault;
 use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState};
 
@@ -32,7 +31,7 @@ impl Look {
 
 pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     let (keys, quorum) = (redlock.keys(name), redlock.nodes.quorum());
-    let replies = redlock.nodes.ask(&INSPECT, &keys, |_| Vec::new()).await;
+    let replies: Vec<Reply<redis::Look>> = redlock.nodes.ask(&INSPECT, &keys, |_| Vec::new()).await;
     if replies.iter().filter(|reply| reply.is_ok()).count() < quorum {
         return Err(no_majority(replies));
     }
@@ -43,7 +42,7 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
         tokens.push(None);
         let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
         match reply {
-            Ok(Answer::State(seen)) => {
+            Ok(seen) => {
                 tokens[n] = seen.token.clone();
                 runs.extend(seen.history.runs.iter().cloned());
                 last_success_at = last_success_at.max(seen.history.last_success_at);
@@ -57,7 +56,6 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
                     votes.entry(holder.foreign_owner.clone()).or_default().push(vote);
                 }
             }
-            Ok(_) => {}
             Err(error) => node.error = Some(format!("{error:#}")),
         }
         nodes.push(node);
