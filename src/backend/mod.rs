@@ -108,7 +108,7 @@ pub struct Ending {
     pub hold_until: Option<Instant>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Released {
     Done,
     /// It was not ours any more; nothing was changed.
@@ -130,7 +130,7 @@ impl std::fmt::Display for Unrecorded {
 impl std::error::Error for Unrecorded {}
 
 /// What became of a hold whose end was to be moved.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reheld {
     Done,
     /// It has ended, or was never this owner's.
@@ -153,7 +153,7 @@ pub enum Revoke {
     Now { reason: String },
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Revoked {
     Marked,
     Freed,

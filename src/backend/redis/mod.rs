@@ -256,7 +256,7 @@ impl Backend for Redis {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        examine::examine(&mut self.server, self.replicas).await
+        Ok(examine::examine(&mut self.server, self.replicas).await?.checkup)
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

@@ -27,7 +27,7 @@ impl Redlock {
         let keys = self.keys(&ask.name);
         self.who = ask.who.to_json();
         let from = clock::now();
-        let (owner, once) = (ask.who.owner.to_string(), ask.once.clone().unwrap_or_default());
+        let once = ask.once.clone().unwrap_or_default();
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
         let insists = flag(std::mem::take(&mut self.insists));
         let args = [millis(ask.ttl), once, flag(ask.queue), since, waited, insists, self.who.clone()];
@@ -35,7 +35,7 @@ impl Redlock {
             let (holder, details) = node.seen.clone().unwrap_or_default();
             args.iter().cloned().chain([holder, details]).collect()
         };
-        let replies = self.nodes.ask_to_take(&TAKE, &keys, &owner, for_node).await;
+        let replies = self.nodes.ask_by_number(&TAKE, &keys, &ask.who.owner, for_node).await;
         let (ours, quorum) = (count(&replies, OURS), self.nodes.quorum());
         if count(&replies, |answer| matches!(answer, Answer::Ran)) > 0 {
             self.give_back(ask, &keys, Then::Leave).await;

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, ParsingError, Value};
 
-use crate::backend::Forgotten;
 use crate::backend::redis::answer::{millis, non_empty, number, shown, text, understood};
-use crate::backend::redis::status::Look;
 use crate::lock::Token;
 
+/// To whoever wants to take or keep a node. What other scripts say is the same as on a single Redis.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// The node is ours. If it was just taken: which token it would have to be at least.
@@ -19,18 +18,12 @@ pub enum Answer {
     Behind(Theirs),
     /// The node is not ours, or not any more; perhaps somebody else's.
     Gone(Option<String>),
-    Done,
-    Released,
     /// An operator has freed the node on the spot, for this reason.
     Taken(String),
     /// An operator wants the node back, for this reason.
     Revoked(String),
-    Foreign,
-    Running,
     /// A successful run has left its once key.
     Ran,
-    State(Look),
-    Forgotten(Forgotten),
 }
 
 /// What keeps us from a node.
@@ -55,16 +48,9 @@ impl FromRedisValue for Answer {
                 ("theirs", rest) => Answer::Theirs(Theirs::read(rest)?),
                 ("behind", rest) => Answer::Behind(Theirs::read(rest)?),
                 ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
-                ("done" | "marked" | "freed", []) => Answer::Done,
-                ("nothing", []) => Answer::Forgotten(Forgotten::Nothing),
-                ("in-use", []) => Answer::Forgotten(Forgotten::InUse),
-                ("released", _) => Answer::Released,
                 ("taken", [reason]) => Answer::Taken(shown(reason)),
                 ("revoked", [reason]) => Answer::Revoked(shown(reason)),
-                ("foreign", []) => Answer::Foreign,
-                ("running", []) => Answer::Running,
                 ("ran", []) => Answer::Ran,
-                ("state", rest) => Answer::State(Look::read(rest)?),
                 _ => return None,
             })
         })

@@ -20,6 +20,7 @@ mod waiting;
 
 use std::time::Duration;
 
+use ::redis::Value;
 use anyhow::Result;
 use async_trait::async_trait;
 
@@ -30,9 +31,9 @@ use super::{
     Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, messages};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId};
 use answer::Answer;
-use nodes::{Node, Nodes, Reply, count, no_majority};
+use nodes::{Node, Nodes, Reply, agreed, count, no_majority};
 use waiting::{Began, Then};
 
 macro_rules! script {
@@ -53,15 +54,12 @@ pub static REVOKE: Script = script!("../redis/revoke.lua");
 static FORGET: Script = script!("../redis/forget.lua");
 
 pub const OURS: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Ours(_));
-const GONE: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Gone(_));
-const DONE: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Done);
 
 /// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
 /// their counting in whole milliseconds.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
-const TOKEN: usize = 5;
+/// Where among the keys the beginnings of those of notes and turns stand.
 const NOTES: usize = 8;
 const TURNS: usize = 12;
 
@@ -104,10 +102,13 @@ impl Redlock {
     }
 
     /// Undoes what was taken, also where it is not known whether it was.
-    async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply> {
+    async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply<Value>> {
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
         let rest = [flag(and == Then::Wait), since, waited, millis(ask.ttl), ask.who.to_json()];
-        self.nodes.ask_to_forget(&GIVE_BACK, keys, ask.who.owner.as_str(), &rest).await
+        let args = |node: &Node| std::iter::once(node.given_up()).chain(rest.clone()).collect();
+        let replies = self.nodes.ask_by_number(&GIVE_BACK, keys, &ask.who.owner, args).await;
+        self.nodes.note_withdrawn(&replies);
+        replies
     }
 
     /// From here on a change on any node is worth a renewal, which takes that node again.
@@ -123,22 +124,6 @@ impl Redlock {
             };
         }
     }
-}
-
-/// The operator's reason, if a single node was freed (`Taken`): all of them were meant.
-fn taken(replies: &[Reply]) -> Option<String> {
-    replies.iter().flatten().find_map(|answer| match answer {
-        Answer::Taken(reason) => Some(reason.clone()),
-        _ => None,
-    })
-}
-
-/// The same if it was marked.
-fn revoked(replies: &[Reply]) -> Option<String> {
-    replies.iter().flatten().find_map(|answer| match answer {
-        Answer::Revoked(reason) => Some(reason.clone()),
-        _ => None,
-    })
 }
 
 /// What a node holds after we asked it to be ours.
@@ -169,21 +154,23 @@ impl Backend for Redlock {
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         let keys = self.keys(&ask.name);
         let replies = self.give_back(ask, &keys, Then::Leave).await;
-        if count(&replies, DONE) < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
+        if count(&replies, |_| true) < self.nodes.quorum() { Err(no_majority(replies)) } else { Ok(()) }
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         let (keys, quorum) = (self.keys(&lease.name), self.nodes.quorum());
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.grant.ttl), self.who.clone()];
-        let replies = self.nodes.ask_to_take(&RENEW, &keys, lease.owner.as_str(), |_| args.to_vec()).await;
-        if let Some(reason) = taken(&replies) {
-            return Ok(Renewal::ForceReleased(reason));
+        let replies = self.nodes.ask_by_number(&RENEW, &keys, &lease.owner, |_| args.to_vec()).await;
+        // If an operator has freed or marked a single node, all of them were meant.
+        for answer in replies.iter().flatten() {
+            match answer {
+                Answer::Taken(reason) => return Ok(Renewal::ForceReleased(reason.clone())),
+                Answer::Revoked(reason) => return Ok(Renewal::Revoked(reason.clone())),
+                _ => {}
+            }
         }
-        if let Some(reason) = revoked(&replies) {
-            return Ok(Renewal::Revoked(reason));
-        }
-        let gone = count(&replies, GONE);
+        let gone = count(&replies, |answer| matches!(answer, Answer::Gone(_)));
         if gone >= quorum {
             return Ok(Renewal::Lost(format!("{gone} of the Redlock nodes do not have it as ours any more")));
         }
@@ -202,16 +189,14 @@ impl Backend for Redlock {
             |node: &mut Node| args.iter().cloned().chain([node.given_up(), runs.clone(), succeeded.clone()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let taken = taken(&replies);
-        let gone = count(&replies, |answer| matches!(answer, Answer::Gone(_) | Answer::Taken(_)));
-        let done = match ([count(&replies, |answer| matches!(answer, Answer::Released)), gone], before) {
-            ([released, _], _) if released >= quorum => Ok(Released::Done),
-            ([_, gone], _) if gone >= quorum && taken.is_some() => {
-                Ok(Released::ForceReleased(taken.unwrap_or_default()))
-            }
-            ([_, gone], None) if gone >= quorum => Ok(Released::NotOurs),
+        let taken = replies.iter().flatten().find(|one| matches!(one, Released::ForceReleased(_))).cloned();
+        let gone = count(&replies, |answer| *answer != Released::Done) >= quorum;
+        let done = match (agreed(&replies, quorum), taken, before) {
+            (Some(Released::Done), ..) => Ok(Released::Done),
+            (_, Some(taken), _) if gone => Ok(taken),
+            (_, _, None) if gone => Ok(Released::NotOurs),
             // After an earlier try that failed, a lease that ran out since is no loss.
-            ([_, gone], Some(why)) if gone >= quorum => Err(redis::ran_out(&why)),
+            (_, _, Some(why)) if gone => Err(redis::ran_out(&why)),
             _ => Err(no_majority(replies)),
         };
         self.unreleased = done.as_ref().err().map(|error| format!("{error:#}"));
@@ -221,19 +206,9 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        if let Some(reason) = taken(&replies) {
-            return Ok(Reheld::ForceReleased(reason));
-        }
-        if let Some(reason) = revoked(&replies) {
-            return Ok(Reheld::Revoked(reason));
-        }
-        let running: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Running);
-        Ok(match [DONE, GONE, running].map(|said| count(&replies, said) >= quorum) {
-            [true, ..] => Reheld::Done,
-            [_, true, _] => Reheld::NotOurs,
-            [_, _, true] => Reheld::Running,
-            _ => return Err(no_majority(replies)),
-        })
+        let operators = |one: &&Reheld| matches!(one, Reheld::ForceReleased(_) | Reheld::Revoked(_));
+        let taken = replies.iter().flatten().find(operators).cloned();
+        taken.or_else(|| agreed(&replies, quorum)).ok_or_else(|| no_majority(replies))
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -243,14 +218,7 @@ impl Backend for Redlock {
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&FORGET, &keys, |_| vec![redis::forget_arg(what).to_owned()]).await;
-        let said = |wanted: Forgotten| {
-            let said = |one: &Answer| match one {
-                Answer::Done => wanted == Forgotten::Done,
-                Answer::Forgotten(said) => *said == wanted,
-                _ => false,
-            };
-            count(&replies, said)
-        };
+        let said = |wanted: Forgotten| count(&replies, |said: &Forgotten| *said == wanted);
         Ok(match [Forgotten::InUse, Forgotten::Done, Forgotten::Nothing].map(said) {
             [in_use, ..] if in_use > 0 => Forgotten::InUse,
             [_, done, nothing] if done + nothing < quorum => return Err(no_majority(replies)),
@@ -270,17 +238,8 @@ impl Backend for Redlock {
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let Some(args) = redis::revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
-        let done = match how {
-            Revoke::Safely { .. } => Revoked::Marked,
-            Revoke::Now { .. } => Revoked::Freed,
-        };
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
-        let foreign = |answer: &Answer| matches!(answer, Answer::Foreign);
-        Ok(match (count(&replies, DONE), count(&replies, GONE), count(&replies, foreign)) {
-            (marked, _, _) if marked >= quorum => done,
-            (_, gone, _) if gone >= quorum => Revoked::NotHeld,
-            (_, _, foreign) if foreign > 0 => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
-            _ => return Err(no_majority(replies)),
-        })
+        let foreign = replies.iter().flatten().find(|one| matches!(one, Revoked::Impossible(_))).cloned();
+        agreed(&replies, quorum).or(foreign).ok_or_else(|| no_majority(replies))
     }
 }

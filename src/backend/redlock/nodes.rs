@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use redis::FromRedisValue;
 
 use super::answer::Answer;
 use crate::backend::redis::Script;
@@ -14,6 +15,7 @@ use crate::backend::redis::watch::Watch;
 use crate::backend::{Address, Patience};
 use crate::clock;
 use crate::exit::Fault;
+use crate::lock::OwnerId;
 
 /// The least that nodes which are slower than the majority get on top.
 const GRACE: Duration = Duration::from_millis(20);
@@ -33,10 +35,7 @@ pub struct Node {
 }
 
 impl Node {
-    fn last_sent(&self) -> String {
-        self.sent.to_string()
-    }
-
+    /// The last request that may still arrive, for scripts.
     pub fn given_up(&self) -> String {
         self.unheard.map(|n| n.to_string()).unwrap_or_default()
     }
@@ -44,7 +43,7 @@ impl Node {
 
 pub struct Nodes(Vec<Node>);
 
-pub type Reply = Result<Answer>;
+pub type Reply<T = Answer> = Result<T>;
 
 impl Nodes {
     pub fn new(address: &Address, patience: Patience) -> Result<Nodes> {
@@ -79,6 +78,10 @@ impl Nodes {
         self.0.iter_mut()
     }
 
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub fn get_mut(&mut self, n: usize) -> Option<&mut Node> {
         self.0.get_mut(n)
     }
@@ -98,12 +101,12 @@ impl Nodes {
 
     /// Runs a script on all nodes at once. Once a majority has answered, the others get as much time
     /// again and no more, so that a dead node costs little.
-    pub async fn ask(
+    pub async fn ask<T: FromRedisValue>(
         &mut self,
         script: &Script,
         keys: &[String],
         args: impl Fn(&mut Node) -> Vec<String>,
-    ) -> Vec<Reply> {
+    ) -> Vec<Reply<T>> {
         let (count, quorum) = (self.0.len(), self.quorum());
         let start = clock::now();
         let mut asked: FuturesUnordered<_> = (self.0.iter_mut().enumerate())
@@ -112,7 +115,7 @@ impl Nodes {
                 async move { (n, node.server.run(script, keys, args).await) }
             })
             .collect();
-        let mut replies: Vec<Option<Reply>> = (0..count).map(|_| None).collect();
+        let mut replies: Vec<Option<Reply<T>>> = (0..count).map(|_| None).collect();
         let (mut answers, mut patience) = (0, None);
         loop {
             let next = match patience {
@@ -134,18 +137,19 @@ impl Nodes {
         replies.into_iter().map(|reply| reply.unwrap_or_else(silent)).collect()
     }
 
-    /// The same for a script that leaves something on a node, by a request with a number: where it got no answer it
-    /// may still arrive, later.
-    async fn ask_by_number(
+    /// The same for a script that leaves something on a node. Its first arguments are the owner and the number of the
+    /// request: one that got no answer may still arrive, later.
+    pub async fn ask_by_number<T: FromRedisValue>(
         &mut self,
         script: &Script,
         keys: &[String],
+        owner: &OwnerId,
         args: impl Fn(&Node) -> Vec<String>,
-    ) -> Vec<Reply> {
+    ) -> Vec<Reply<T>> {
         let before: Vec<Option<u64>> = self.0.iter().map(|node| node.unheard).collect();
         let numbered = |node: &mut Node| {
             node.sent += 1;
-            let args = args(node);
+            let args = [owner.to_string(), node.sent.to_string()].into_iter().chain(args(node)).collect();
             node.unheard = Some(node.sent);
             args
         };
@@ -158,34 +162,11 @@ impl Nodes {
         replies
     }
 
-    pub async fn ask_to_take(
-        &mut self,
-        script: &Script,
-        keys: &[String],
-        owner: &str,
-        args: impl Fn(&Node) -> Vec<String>,
-    ) -> Vec<Reply> {
-        let numbered = |node: &Node| [owner.to_owned(), node.last_sent()].into_iter().chain(args(node)).collect();
-        self.ask_by_number(script, keys, numbered).await
-    }
-
-    /// For a script that tells the nodes, too, which requests are given up.
-    pub async fn ask_to_forget(
-        &mut self,
-        script: &Script,
-        keys: &[String],
-        owner: &str,
-        args: &[String],
-    ) -> Vec<Reply> {
-        let numbered = |node: &Node| {
-            let own = [owner.to_owned(), node.last_sent(), node.given_up()];
-            own.into_iter().chain(args.to_vec()).collect()
-        };
-        let replies = self.ask_by_number(script, keys, numbered).await;
-        for (node, _) in self.0.iter_mut().zip(&replies).filter(|(_, reply)| reply.is_ok()) {
+    /// The nodes that have answered this were told which requests are given up.
+    pub fn note_withdrawn<T>(&mut self, replies: &[Reply<T>]) {
+        for (node, _) in self.0.iter_mut().zip(replies).filter(|(_, reply)| reply.is_ok()) {
             node.withdrawn = node.unheard;
         }
-        replies
     }
 
     /// Returns when so many nodes have news, and the others had a moment to have them too.
@@ -208,12 +189,17 @@ impl Nodes {
 }
 
 /// How many nodes said this.
-pub fn count(replies: &[Reply], said: impl Fn(&Answer) -> bool) -> usize {
+pub fn count<T>(replies: &[Reply<T>], said: impl Fn(&T) -> bool) -> usize {
     replies.iter().flatten().filter(|answer| said(answer)).count()
 }
 
+/// What so many nodes say alike.
+pub fn agreed<T: Clone + PartialEq>(replies: &[Reply<T>], quorum: usize) -> Option<T> {
+    replies.iter().flatten().find(|&said| count(replies, |other| other == said) >= quorum).cloned()
+}
+
 /// Why there was no majority: the nodes' own reasons, of which a refusal weighs more than silence.
-pub fn no_majority(replies: Vec<Reply>) -> anyhow::Error {
+pub fn no_majority<T>(replies: Vec<Reply<T>>) -> anyhow::Error {
     let mut errors: Vec<anyhow::Error> = replies.into_iter().filter_map(Reply::err).collect();
     errors.sort_by_key(|error| Fault::of(error) == Fault::Unreachable);
     match errors.into_iter().next() {

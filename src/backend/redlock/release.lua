@@ -25,4 +25,4 @@ end
 if not why and last_token() <= tonumber(token) then remember(run, runs, succeeded) end
 give_up(owner, given_up)
 if answer == 'released' then leave_note(owner, answer, 60000) end
-return { answer, why or '' }
+return { answer, answer == 'taken' and why or nil }

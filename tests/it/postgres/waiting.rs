@@ -97,20 +97,23 @@ fn a_grant_whose_answer_is_lost_comes_back_with_the_same_token() {
     for parameters in ["", "?listen=off"] {
         let (server, name, log) = (Postgres::shared(), unique("lost-answer"), Log::new());
         used(server);
-        server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '6 s')"));
+        let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '1 h')"));
         let proxy = Proxy::to(server.port());
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres{parameters}", proxy.port());
         let waiter = on(&url).run(&name).args(log.witness(&["for=10"])).spawn();
         await_waiters(server, &name, 1);
-        // Somebody has the lock's row when the lease ends, so that the waiter's question takes its time.
-        let sit = format!("BEGIN; SELECT FROM dlock.locks WHERE name = '{name}' FOR UPDATE; SELECT pg_sleep(60)");
+        // Somebody has the lock's row when the lease ends, so that the waiter's question takes its time. Other tests use
+        // this server too, and other sessions may wait.
+        let sit = format!("BEGIN; SELECT FROM dlock.locks WHERE name = '{name}' FOR UPDATE; SELECT pg_sleep(600)");
+        let sitter = format!("SELECT pid FROM pg_stat_activity WHERE query = '{}'", sit.replace('\'', "''"));
         let sitting = std::thread::spawn(move || server.try_sql(&sit));
-        let asks = "query LIKE '%dlock.acquire%' AND wait_event_type = 'Lock'";
-        until("the waiter to ask", || {
-            server.sql(&format!("SELECT count(*) FROM pg_stat_activity WHERE {asks}")) == "1"
-        });
+        let sits = format!("{sitter} AND wait_event = 'PgSleep'");
+        until("the row to be taken", || !server.sql(&sits).is_empty());
+        server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', 'psql-1', {token}, '1 ms')"));
+        let blocked = format!("SELECT count(*) FROM pg_stat_activity WHERE pg_blocking_pids(pid) && ARRAY({sitter})");
+        until("the waiter to ask", || server.sql(&blocked) == "1");
         proxy.swallow_answers();
-        server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'BEGIN; SELECT FROM %'");
+        server.sql(&format!("SELECT pg_terminate_backend(pid) FROM ({sitter}) sitter"));
         let mut granted = String::new();
         let whose = format!("name = '{name}' AND token IS NOT NULL AND owner <> 'psql-1'");
         until("the waiter to be granted the lock", || {

@@ -125,7 +125,7 @@ fn nobody_who_waits_or_holds_blocks_its_connection() {
 }
 
 #[test]
-fn a_server_that_cannot_notify_is_asked_more_often() {
+fn a_server_that_cannot_push_works_all_the_same() {
     let (server, log) = (Redis::with(&["--rename-command", "HELLO", ""]), Log::new());
     let holder = at(server.url()).args(["--ttl", "3s"]).args(log.witness(&[])).spawn();
     log.await_runs(1, 1);

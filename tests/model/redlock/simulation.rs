@@ -98,7 +98,7 @@ impl Node {
         if !is_old || scheme == Scheme::LateGivesBackToo {
             self.lock = self.lock.filter(|&(holder, _)| holder != owner);
         }
-        Ok(Answer::Done)
+        Ok(Answer::Gone(None))
     }
 }
 

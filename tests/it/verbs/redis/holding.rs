@@ -43,6 +43,22 @@ async fn the_holder_is_told_of_every_way_to_lose_the_lock() {
     }
 }
 
+/// The holder has read its keys before they change, and reads them no more: only a push can tell it.
+#[tokio::test]
+async fn a_holder_is_told_of_a_forced_release_by_a_push() {
+    let server = Server::start();
+    let (mut a, mut operator, one) = (server.client(), server.client(), ask(Mode::Exclusive));
+    let lease = granted(&mut a, &one).await;
+    let seen = operator.inspect(&one.name).await.unwrap().holders.remove(0);
+    let free = async {
+        while !text(&server.does(&["INFO", "commandstats"]).await).unwrap().contains("cmdstat_mget:calls=1,") {}
+        operator.revoke(&one.name, &seen, &Revoke::Now { reason: "stuck".into() }).await.unwrap()
+    };
+    let ((), freed) = tokio::join!(told(&mut a), free);
+    assert_eq!(freed, Revoked::Freed);
+    assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::ForceReleased(why) if why == "stuck"));
+}
+
 #[tokio::test]
 async fn who_stops_listening_in_the_middle_keeps_the_connection() {
     let server = Server::start();

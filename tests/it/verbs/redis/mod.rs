@@ -18,7 +18,11 @@ pub struct Server(support::Redis);
 
 impl Server {
     pub fn start() -> Server {
-        Server(support::Redis::new())
+        Server::with(&[])
+    }
+
+    pub fn with(options: &[&str]) -> Server {
+        Server(support::Redis::with(options))
     }
 
     pub fn port(&self) -> u16 {

@@ -247,6 +247,32 @@ async fn no_wait_leaves_no_trace_and_does_not_jump_the_queue() {
     granted(&mut b, &two).await;
 }
 
+/// How soon a waiter is going to ask again.
+async fn asks_again(waiter: &mut Redis, ask: &Ask) -> Duration {
+    busy(waiter, ask).await.ask_again.remaining()
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_push_is_asked_more_often() {
+    const OFTEN: Duration = Duration::from_millis(250);
+    let long = || Ask { ttl: Duration::from_secs(3600), ..ask(Mode::Exclusive) };
+    let server = Server::start();
+    granted(&mut server.client(), &long()).await;
+    assert!(asks_again(&mut server.client(), &ask(Mode::Exclusive)).await > 2 * OFTEN);
+    for lacks in ["HELLO", "CLIENT"] {
+        let server = Server::with(&["--rename-command", lacks, ""]);
+        granted(&mut server.client(), &long()).await;
+        let (mut waiter, two) = (server.client(), ask(Mode::Exclusive));
+        let learns = async {
+            while asks_again(&mut waiter, &two).await > OFTEN {
+                // It learns what the server cannot do while it waits.
+                let _ = tokio::time::timeout(Duration::from_millis(10), waiter.changed()).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), learns).await.expect("it asks as seldom as ever");
+    }
+}
+
 async fn until_granted(redis: &mut Redis, ask: &Ask) {
     while let Attempt::Busy(busy) = redis.try_acquire(ask).await.unwrap() {
         clock::sleep_until(busy.ask_again).await;
