@@ -70,7 +70,7 @@ impl LastRun {
             started_at,
             ended_at: Some(now),
             waited_ms: None,
-            duration_ms: now.duration_since(started_at).ok().map(millis),
+            duration_ms: now.duration_since(started_at).ok().map(clock::millis),
             outcome,
             exit_code: None,
             once: None,
@@ -241,10 +241,6 @@ impl History {
         let runs = [last].into_iter().chain(earlier).collect();
         History { runs, last_success_at }
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -218,13 +218,13 @@ fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Erro
 }
 
 fn millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)).serialize(out)
+    span.map(clock::millis).serialize(out)
 }
 
 fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
     let mut map = out.serialize_map(None)?;
     rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
-    let held = at.map(|at| clock::wall().duration_since(at).unwrap_or_default().as_millis() as u64);
+    let held = at.map(|at| clock::millis(clock::wall().duration_since(at).unwrap_or_default()));
     map.serialize_entry("held_ms", &held)?;
     map.end()
 }
