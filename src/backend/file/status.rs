@@ -80,6 +80,9 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
         }
         Revoke::Safely { reason } => {
             files.replace(&files.revoke(owner), reason.as_bytes())?;
+            if details.hold.is_some() {
+                cut_short(files, from, reason)?;
+            }
             Ok(Revoked::Marked)
         }
         // To replace the file would take the lock from all who share it. This one is told, and is no holder from now on.
