@@ -403,11 +403,17 @@ fn a_stopped_dlock_loses_the_lock_but_never_overlaps(bed: &dyn Bed) {
     log.await_runs(1, 4);
     let next = bed.dlock().run(&name).args(["--ttl", "3s"]).args(log.witness(&["for=20"])).spawn();
     await_waiters(bed, &name, 1);
+    until("the run to be noted", || bed.would_miss(&name));
     holder.signal(Signal::SIGSTOP);
     next.ended().expect(0);
     log.assert_no_overlap();
     holder.signal(Signal::SIGCONT);
     holder.ended().expect(79);
+    // It may have come too late to say that it lost the lock.
+    let runs = runs(bed, &name);
+    assert_eq!((runs.len(), &runs[0]["outcome"]), (2, &"exited".into()), "{runs:?}");
+    assert!(runs[1]["outcome"] == "lost" || runs[1]["outcome"] == "vanished", "{runs:?}");
+    assert_eq!(runs[1]["fencing_token"], log.runs()[0].token, "{runs:?}");
 }
 
 on!(etcd, *crate::support::etcd::shared());

@@ -6,7 +6,7 @@ fn history(bed: &dyn Bed, name: &str) -> Value {
     serde_json::from_str(&bed.dlock().args(["history", name, "--json"]).ended().expect(0).silently().stdout).unwrap()
 }
 
-fn runs(bed: &dyn Bed, name: &str) -> Vec<Value> {
+pub fn runs(bed: &dyn Bed, name: &str) -> Vec<Value> {
     history(bed, name)["runs"].as_array().unwrap().clone()
 }
 
