@@ -1,4 +1,5 @@
-"""Fills a backend with very many locks: copies of two that dlock itself left, a tenth of them held."""
+"""Fills a backend with very many locks: copies of two that dlock itself left, a tenth of them held, the others with a
+full history of runs."""
 
 import base64
 import glob
@@ -12,6 +13,8 @@ from kazoo.client import KazooClient
 from side_by_side import DLOCK, Tool
 
 RELEASED, HELD = "released", "held"
+RUNS = 20
+COMMAND = ("/bin/echo", "a command line of the usual length")
 
 
 def source(number):
@@ -24,7 +27,11 @@ class Filling:
 
     def __init__(self, backend):
         self.backend = backend
-        backend.dlock.run(RELEASED, "true")
+        backend.dlock.run(RELEASED, *COMMAND)
+        self.after_one_run = self.size()
+        for _ in range(RUNS - 1):
+            backend.dlock.run(RELEASED, *COMMAND)
+        self.after_all_runs = self.size()
         acquire = (DLOCK, "acquire", "--backend", backend.url, "--ttl", "6h", "--name", "NAME")
         Tool("dlock acquire", acquire).run(HELD)
         self.note()
@@ -32,8 +39,16 @@ class Filling:
     def note(self):
         """Looks at what dlock left, where the server does not copy it by itself."""
 
+    def size(self):
+        """What the released lock takes on the server, in bytes, as the server counts."""
+        raise NotImplementedError
+
 
 class Files(Filling):
+    def size(self):
+        directory = self.backend.url.removeprefix("file://")
+        return sum(os.stat(file).st_size for file in glob.glob(f"{directory}/{RELEASED}.d/*"))
+
     def note(self):
         self.directory = self.backend.url.removeprefix("file://")
         self.backend.stack.callback(self.end_hold)
@@ -68,6 +83,15 @@ class Redis(Filling):
             end
         end"""
 
+    def size(self):
+        keys = f"""
+            local size = 0
+            for _, key in ipairs(redis.call('KEYS', '*dlock:{RELEASED}*')) do
+                size = size + redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 0)
+            end
+            return size"""
+        return int(monitor.ask(self.backend.port, "EVAL", keys, "0"))
+
     def fill(self, numbers):
         answer = monitor.ask(self.backend.port, "EVAL", self.copy, "0", str(numbers.start), str(numbers.stop - 1))
         assert not answer, answer
@@ -80,12 +104,18 @@ class Etcd(Filling):
         assert "error" not in answer, answer
         return answer
 
-    def note(self):
+    def keys_of(self, lock):
         self.connection = http.client.HTTPConnection(self.backend.client)
         encode = lambda text: base64.b64encode(text.encode()).decode()
         everything = self.ask("kv/range", {"key": encode("dlock"), "range_end": encode("dlocl")})["kvs"]
         decoded = [(base64.b64decode(one["key"]).decode(), one) for one in everything]
-        self.keys = {lock: [(key, one) for key, one in decoded if lock in key.split("/")] for lock in (RELEASED, HELD)}
+        return [(key, one) for key, one in decoded if lock in key.split("/")]
+
+    def size(self):
+        return sum(len(key) + len(base64.b64decode(one["value"])) for key, one in self.keys_of(RELEASED))
+
+    def note(self):
+        self.keys = {lock: self.keys_of(lock) for lock in (RELEASED, HELD)}
 
     def fill(self, numbers):
         puts = []
@@ -105,6 +135,13 @@ class ZooKeeper(Filling):
         client = KazooClient(hosts=f"127.0.0.1:{self.backend.port}")
         client.start()
         return client
+
+    def size(self):
+        client = self.client()
+        size = len(client.get(f"/dlock-meta/{RELEASED}")[0])
+        client.stop()
+        client.close()
+        return size
 
     def note(self):
         client = self.client()
@@ -131,11 +168,14 @@ class ZooKeeper(Filling):
 
 
 class Postgres(Filling):
+    def size(self):
+        return int(self.backend.sql(f"SELECT pg_column_size(l) FROM dlock.locks l WHERE name = '{RELEASED}'"))
+
     def fill(self, numbers):
         copied = f"generate_series({numbers.start}, {numbers.stop - 1}) n"
         is_source = f"l.name = CASE WHEN n % 10 = 0 THEN '{HELD}' ELSE '{RELEASED}' END"
         columns = "owner, mode, slots, token, slot, since, ttl, expires, server, revoked, kept, who, wake, session"
-        of_locks = "token, last_owner, last_token, last_run"
+        of_locks = "token, last_owner, last_token, last_run, earlier, last_success"
         self.backend.sql(
             "SET dlock.inside = 'on';"
             f"INSERT INTO dlock.locks (name, {of_locks}) SELECT 'lock-' || n, {of_locks}"

@@ -20,6 +20,7 @@ KINDS = [
     (servers.Postgres, filling.Postgres),
 ]
 LOCKS = [1_000, 10_000, 100_000]
+FORMATS = [[], ["--json"], ["--format", "prometheus"]]
 
 
 def peak_memory(process):
@@ -29,6 +30,15 @@ def peak_memory(process):
         peak = max(peak, procfs.peak(process.pid))
         time.sleep(0.001)
     return peak
+
+
+def count(out, options):
+    """How many locks are shown."""
+    if "--json" in options:
+        return len(json.load(out))
+    if "prometheus" in options:
+        return sum(line.startswith("dlock_lock_held{") for line in out)
+    return sum(1 for _ in out) - 1
 
 
 def row_of(backend, locks, *options):
@@ -41,7 +51,7 @@ def row_of(backend, locks, *options):
         assert process.wait() == 0, f"{backend.name}: exit {process.returncode}"
         asked = requests()
         out.seek(0)
-        shown = len(json.load(out)) if options else sum(1 for _ in out) - 1
+        shown = count(out, options)
     assert shown == locks, f"{backend.name} shows {shown} of {locks} locks"
     command = " ".join(["dlock status", *options])
     row = {"backend": backend.name, "command": command, "locks": locks}
@@ -49,20 +59,29 @@ def row_of(backend, locks, *options):
 
 
 def measure(bench):
-    rows = []
+    rows, sizes = [], []
     for start, fill in KINDS:
+        if bench.only and start.name not in bench.only:
+            continue
         # Of its own: what others left there would be shown too.
         with ExitStack() as stack:
             backend = start(stack)
             copies, filled = fill(backend), 2
+            few, many = copies.after_one_run, copies.after_all_runs
+            per_run = (many - few) / (filling.RUNS - 1)
+            sizes.append({"backend": backend.name, "1 run": few, f"{filling.RUNS} runs": many, "each more": per_run})
             for locks in LOCKS[: 1 if bench.quick else None]:
                 copies.fill(range(filled, locks))
                 filled = locks
-                rows += [row_of(backend, locks, *options) for options in ([], ["--json"])]
+                rows += [row_of(backend, locks, *options) for options in FORMATS]
     notes = [
         "One lock is run and one acquired by dlock itself; what that leaves is copied until there are so many, every "
         "tenth of them held. Memory is resident, at its highest.",
         "ZooKeeper cannot list a part of a node's children: the names of all locks, some 100 bytes each, are read at "
         "the beginning. Its `jute.maxbuffer` of 1 MB, left at its default, does not limit such an answer.",
     ]
-    return [Table("Listing many locks", rows, notes)]
+    of_sizes = [
+        "Bytes on the server of a lock that is free, by its server's own count: `MEMORY USAGE`, `pg_column_size`, the "
+        "lengths of keys and values, of a znode, of files. No index and no overhead of a file system.",
+    ]
+    return [Table("Listing many locks", rows, notes), Table("Size of a lock's history", sizes, of_sizes)]

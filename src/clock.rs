@@ -110,6 +110,11 @@ fn boottime_offset(offsets: &str) -> Option<i64> {
     numbers.next()??.checked_mul(1_000_000_000)?.checked_add(numbers.next()??)
 }
 
+/// As JSON and records have it.
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The date, for people.
 #[allow(clippy::disallowed_methods)]
 pub fn wall() -> SystemTime {

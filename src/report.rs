@@ -21,7 +21,7 @@ use crate::lock::{Holder, LockName};
 pub use escape::{escape, json_escaped};
 pub use event::Event;
 use event::{Level, Told, WAITING};
-pub use wording::{brief, describe, how_it_ended, since, whole_seconds, whose};
+pub use wording::{brief, date_and_age, describe, how_it_ended, how_it_ended_and_when, since, whole_seconds, whose};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {

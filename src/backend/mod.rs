@@ -63,7 +63,7 @@ pub enum Attempt {
 pub struct Busy {
     /// Who holds it, if known; nobody, where it is free but not for us.
     pub holder: Option<Holder>,
-    /// How many are served before us; `None` where the backend keeps no order.
+    /// How many waiters are served before us, holders not counted; `None` where the backend keeps no order.
     pub ahead: Option<usize>,
     /// Ask again by then even if nothing seems to change: our place must be kept alive, or the holder's
     /// lease ends.

@@ -12,10 +12,11 @@ use super::block_on;
 use super::selected::each_page;
 use super::table::clipped;
 use crate::backend;
+use crate::clock::millis;
 use crate::config::Inspection;
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
-use crate::report::{brief, causes, describe, escape, how_it_ended, json_escaped, print, since};
+use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, json_escaped, print, since};
 
 /// The better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -144,12 +145,10 @@ fn judge(state: &LockState, order: &Inspection) -> Verdict {
     }
     verdict.fields.insert("last_success_at_s".into(), json!(state.last_success().map(rfc3339::seconds)));
     if verdict.says.is_empty() {
-        let last_run = state.last_run.as_ref().map_or_else(
-            || "no run on record".into(),
-            |run| {
-                format!("last run: {}, {} ago", how_it_ended(run), brief(since(run.ended_at.unwrap_or(run.started_at))))
-            },
-        );
+        let last_run = match &state.last_run {
+            Some(run) => format!("last run: {}", how_it_ended_and_when(run)),
+            None => "no run on record".into(),
+        };
         let is = match (state.state, held) {
             (State::Free, _) => "free".into(),
             (_, Measure::For(span)) => format!("held for {}", brief(span)),
@@ -186,7 +185,7 @@ impl Verdict {
     fn measured(&mut self, what: &str, measure: Measure, limit: Option<Duration>, warn: Option<f64>, sentence: &str) {
         let millis = match measure {
             Measure::Not => Some(0),
-            Measure::For(span) => Some(u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+            Measure::For(span) => Some(millis(span)),
             Measure::ForUnknown => None,
         };
         if what != "last_success" {

@@ -10,15 +10,16 @@ use super::block_on;
 use super::forget::forget_from;
 use super::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::backend::{self, Forget, within};
+use crate::clock::millis;
 use crate::config::{Color, HistoryQuery};
 use crate::exit::Exit;
 use crate::lock::{LastRun, LockState, rfc3339};
-use crate::report::{brief, escape, how_it_ended, json_escaped, print, since, whose};
+use crate::report::{brief, date_and_age, escape, how_it_ended, json_escaped, print, whose};
 
-const COLUMNS: usize = 6;
+const COLUMNS: usize = 5;
 const BAR: usize = 2;
 static LAYOUT: Layout<COLUMNS> =
-    Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO", "COMMAND"], dispensable: &[BAR, 4] };
+    Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
 pub fn history(query: &HistoryQuery) -> Result<Exit> {
     if let Some(key) = &query.forget_once {
@@ -46,7 +47,6 @@ struct Shown<'a, R: Serialize> {
 }
 
 fn as_json(state: &LockState, runs: &[&LastRun]) -> Result<String> {
-    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let durations = durations(runs);
     let shown = Shown {
         name: state.name.as_str(),
@@ -61,13 +61,13 @@ fn as_json(state: &LockState, runs: &[&LastRun]) -> Result<String> {
 }
 
 fn as_text(state: &LockState, runs: &[&LastRun], screen: Screen, with_bars: bool) -> String {
-    let last_success = state.last_success().map_or_else(
-        || "none succeeded".into(),
-        |at| format!("last success {}Z, {} ago", rfc3339::in_words(at), brief(since(at))),
-    );
+    let last_success = match state.last_success() {
+        Some(at) => format!("last success: {}\n", date_and_age(at)),
+        None if runs.is_empty() => String::new(),
+        None => "none succeeded\n".into(),
+    };
     if runs.is_empty() {
-        let success = if state.last_success().is_some() { format!("; {last_success}") } else { String::new() };
-        return format!("{}: no run on record{success}\n", state.name);
+        return format!("{}: no run on record\n{last_success}", state.name);
     }
     let durations = durations(runs);
     let longest = durations.last().copied().filter(|_| with_bars);
@@ -83,7 +83,7 @@ fn as_text(state: &LockState, runs: &[&LastRun], screen: Screen, with_bars: bool
         _ => String::new(),
     };
     let count = runs.len();
-    text + &format!("{count} {}{times}; {last_success}\n", if count == 1 { "run" } else { "runs" })
+    text + &format!("{count} {}{times}\n{last_success}", if count == 1 { "run" } else { "runs" })
 }
 
 fn row(run: &LastRun, longest: Option<Duration>) -> Row<COLUMNS> {
@@ -94,8 +94,7 @@ fn row(run: &LastRun, longest: Option<Duration>) -> Row<COLUMNS> {
         took.map_or_else(|| "-".into(), brief).into(),
         took.zip(longest).map(|(took, longest)| bar(took, longest)).unwrap_or_default().into(),
         Cell { text: how_it_ended(run), paint },
-        escape(whose(Some(&run.user), Some(&run.host), run.pid)).into(),
-        escape(&run.command).into(),
+        escape(format_args!("{} {}", whose(Some(&run.user), Some(&run.host), run.pid), run.command)).into(),
     ]
 }
 
@@ -118,7 +117,7 @@ fn remarks(run: &LastRun) -> String {
 
 /// As long as the run compared with the longest; something for each.
 fn bar(took: Duration, longest: Duration) -> String {
-    const WIDTH: f64 = 16.0;
+    const WIDTH: f64 = 8.0;
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let part = if longest.is_zero() { 0.0 } else { took.as_secs_f64() / longest.as_secs_f64() };
     let eighths = ((part * WIDTH * 8.0).round() as usize).max(1);
@@ -178,13 +177,13 @@ mod tests {
             "note: monthly",
             "ann@web1",
             "\\u{1b}[2J",
-            "4 runs: median 2m, longest 10m; none succeeded",
+            "4 runs: median 2m, longest 10m\nnone succeeded\n",
         ] {
             assert!(text.contains(words), "{words:?} is missing:\n{text}");
         }
         assert!(!text.contains('█'), "{text}");
         let drawn = as_text(&state, &runs, Screen { width: Some(100), ..piped }, true);
-        assert_eq!(drawn.matches('█').count(), 16 + 1 + 3, "{drawn}");
+        assert_eq!(drawn.matches('█').count(), 8 + 1, "{drawn}");
         let json: serde_json::Value = serde_json::from_str(&as_json(&state, &runs).unwrap()).unwrap();
         assert_eq!((&json["median_ms"], &json["longest_ms"]), (&120_000.into(), &600_000.into()));
         assert_eq!(

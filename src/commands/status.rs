@@ -26,43 +26,43 @@ pub fn status(query: &StatusQuery, voice: Voice) -> Result<Exit> {
         if let Some(every) = query.watch {
             return watch(query, every, backend.as_mut(), voice).await;
         }
-        let on_terminal = std::io::stdout().is_terminal();
-        let held = match to_describe(query).filter(|_| on_terminal) {
-            Some(name) => {
-                let state = within(query.service.patience.connect, backend.inspect(name)).await?;
-                print(describe::describe(&state, query, Screen::of_stdout(query.color)))?;
-                is_held(&state)
-            }
-            None if on_terminal => {
-                let picture = whole_picture(query, backend.as_mut()).await?;
-                let mut printer = Printer::new(query, Screen::of_stdout(query.color));
-                printer.add(&picture)?;
-                printer.finish(query)?;
-                picture.iter().any(is_held)
-            }
-            None => {
-                let (mut printer, mut held) = (Printer::new(query, Screen::of_stdout(query.color)), false);
-                each_wanted(query, backend.as_mut(), |page| {
-                    held |= page.iter().any(is_held);
-                    printer.add(&page)
-                })
-                .await?;
-                printer.finish(query)?;
-                held
-            }
-        };
+        let screen = Screen::of_stdout(query.color);
+        let mut held = false;
+        if let Some(name) = to_describe(query) {
+            let state = within(query.service.patience.connect, backend.inspect(name)).await?;
+            held = is_held(&state);
+            print(describe::describe(&state, query, screen))?;
+        } else if is_table_on_terminal(query) {
+            let picture = whole_picture(query, backend.as_mut()).await?;
+            held = picture.iter().any(is_held);
+            print(as_table(query, &picture, screen))?;
+        } else {
+            let mut printer = Printer::new(query, screen);
+            each_wanted(query, backend.as_mut(), |page| {
+                held |= page.iter().any(is_held);
+                printer.add(&page)
+            })
+            .await?;
+            printer.finish(query)?;
+        }
         Ok(if held && query.exit_code { Exit::Code(Exit::BUSY) } else { Exit::OK })
     })
+}
+
+/// Pages are laid out together and sorted there.
+fn is_table_on_terminal(query: &StatusQuery) -> bool {
+    matches!(query.layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal()
 }
 
 fn is_held(state: &LockState) -> bool {
     state.state != State::Free
 }
 
-/// The one lock that was asked for, if nothing was said about how to show it.
+/// The one lock that was asked for on a terminal, if nothing was said about how to show it.
 fn to_describe(query: &StatusQuery) -> Option<&LockName> {
+    let is_asked_for = query.layout.is_none() && !query.held && std::io::stdout().is_terminal();
     match query.wanted.as_slice() {
-        [Selector::Name(name)] if query.layout.is_none() && !query.held => Some(name),
+        [Selector::Name(name)] if is_asked_for => Some(name),
         _ => None,
     }
 }
@@ -75,7 +75,7 @@ async fn watch(query: &StatusQuery, every: Duration, backend: &mut dyn Backend, 
                 if trouble.take().is_some() {
                     voice.say(&Event::Recovered);
                 }
-                draw(query, &picture)?;
+                draw(query, &picture, drawn)?;
                 drawn = true;
             }
             // What never worked will not do so by itself; what did is shown until it does again.
@@ -111,25 +111,31 @@ async fn whole_picture(query: &StatusQuery, backend: &mut dyn Backend) -> Result
         Ok(())
     })
     .await?;
-    if std::io::stdout().is_terminal() && !matches!(query.layout, Some(Layout::Json)) {
+    if is_table_on_terminal(query) {
         table::sort(&mut all);
     }
     Ok(all)
 }
 
+fn as_table(query: &StatusQuery, picture: &[LockState], screen: Screen) -> String {
+    match picture {
+        [] => nothing(query).to_owned(),
+        _ => LockTable::new(screen).of(picture),
+    }
+}
+
 /// In the place of what a terminal shows already, and never more than it has room for.
-fn draw(query: &StatusQuery, picture: &[LockState]) -> Result<()> {
-    let screen = Screen::of_stdout(query.color);
-    if query.layout == Some(Layout::Json) || !std::io::stdout().is_terminal() {
+fn draw(query: &StatusQuery, picture: &[LockState], again: bool) -> Result<()> {
+    let screen = Screen { strict: true, ..Screen::of_stdout(query.color) };
+    if !is_table_on_terminal(query) {
         let mut printer = Printer::new(query, screen);
         printer.add(picture)?;
         return printer.finish(query);
     }
-    let text = match picture {
-        [] => nothing(query).to_owned(),
-        _ => LockTable::new(Screen { strict: true, ..screen }).of(picture),
-    };
-    print(format!("\x1b[H\x1b[2J{}", on_one_screen(&text, screen.height)))
+    let text = on_one_screen(&as_table(query, picture, screen), screen.height);
+    // A terminal that is told to clear itself moves what it shows to where one can scroll back to: that is wanted once.
+    let clear = if again { "" } else { "\x1b[2J" };
+    print(format!("{clear}\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")))
 }
 
 /// The beginning of a text, and how much is left out. Two lines stay free: for the cursor, and for what is said on
@@ -189,7 +195,7 @@ impl Printer {
         }
     }
 
-    fn finish(&mut self, query: &StatusQuery) -> Result<()> {
+    fn finish(self, query: &StatusQuery) -> Result<()> {
         match self {
             Printer::Table { printed: 0, .. } => print(nothing(query)),
             Printer::Table { .. } => Ok(()),

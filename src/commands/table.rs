@@ -1,6 +1,8 @@
-//! Tables. The columns are laid out by the first page and stay where they are for all that follow; what does not fit into
-//! its column moves the rest of its line, and is never broken. The last column takes the room that is left, and is cut off
-//! where a terminal ends; a narrow one does without some of the others.
+//! Tables. The columns are laid out by the first page and stay where they are for all that follow.
+//!
+//! Piped, nothing is cut off: what does not fit into its column moves the rest of its line. On a terminal all rows are the
+//! first page. The last column takes the room that is left, and is cut off where the terminal ends; a narrow one does
+//! without some of the others. A name that would take too much room from them stands on a line of its own.
 
 use std::io::IsTerminal;
 
@@ -9,13 +11,12 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use crate::config::Color;
 
 const GAP: usize = 2;
-/// The least that is worth reading of the last column.
-const ENOUGH: usize = 24;
 
-/// The heads, and which of the columns a narrow terminal does without, the first of them first.
 pub struct Layout<const N: usize> {
     pub heads: [&'static str; N],
-    pub dispensable: &'static [usize],
+    /// The columns that a narrow terminal does without, the first of them first: each if the last column would get less
+    /// room than stands here, and needs it.
+    pub dispensable: &'static [(usize, usize)],
 }
 
 pub type Row<const N: usize> = [Cell; N];
@@ -105,18 +106,32 @@ pub struct Table<const N: usize> {
 
 impl<const N: usize> Table<N> {
     pub fn for_rows(layout: &'static Layout<N>, rows: &[Row<N>], screen: Screen) -> Table<N> {
-        let last = N - 1;
-        let widest = |n: usize| rows.iter().map(|row| row[n].text.width()).chain([layout.heads[n].width()]).max();
-        let mut widths: [Option<usize>; N] = std::array::from_fn(|n| widest(n).filter(|width| *width > 0));
-        if let (true, Some(room), Some(first)) = (screen.strict, screen.width, widths[0]) {
-            widths[0] = Some(first.min(room / 2));
-        }
-        for dispensable in layout.dispensable {
-            let tail = widths[last].map_or(0, |width| width.min(ENOUGH));
-            let others: usize = widths[..last].iter().flatten().map(|width| width + GAP).sum();
-            if screen.width.is_some_and(|room| others + tail > room) {
-                widths[*dispensable] = None;
+        let longest_name = screen.width.map_or(usize::MAX, |room| room * 2 / 5);
+        let counted = |n: usize, width: usize| match n {
+            0 if width > longest_name => {
+                if screen.strict {
+                    longest_name
+                } else {
+                    0
+                }
             }
+            _ => width,
+        };
+        let widest = |n: usize| {
+            let all = rows.iter().map(|row| counted(n, row[n].text.width()));
+            all.chain([layout.heads[n].width()]).max()
+        };
+        let mut widths: [Option<usize>; N] = std::array::from_fn(|n| widest(n).filter(|width| *width > 0));
+        if let Some(room) = screen.width {
+            let left = |widths: &[Option<usize>; N]| {
+                room.saturating_sub(widths[..N - 1].iter().flatten().map(|width| width + GAP).sum())
+            };
+            for (column, least) in layout.dispensable {
+                if left(&widths) < widths[N - 1].map_or(0, |width| width.min(*least)) {
+                    widths[*column] = None;
+                }
+            }
+            widths[N - 1] = Some(left(&widths));
         }
         Table { layout, screen, widths }
     }
@@ -130,20 +145,18 @@ impl<const N: usize> Table<N> {
     }
 
     pub fn line(&self, row: &Row<N>) -> String {
-        let (last, mut used, mut line) = (N - 1, 0, String::new());
-        for (cell, width) in row[..last].iter().zip(self.widths) {
+        let mut line = String::new();
+        for (n, (cell, width)) in row.iter().zip(self.widths).enumerate() {
             let Some(width) = width else { continue };
-            let text = if self.screen.strict { clipped(&cell.text, width) } else { cell.text.clone() };
-            let padding = width.saturating_sub(text.width()) + GAP;
-            used += text.width() + padding;
+            let mut text = cell.text.clone();
+            if self.screen.width.is_some() && text.width() > width {
+                let stands_alone = n == 0 && !self.screen.strict;
+                text = if stands_alone { format!("{text}\n") } else { clipped(&text, width) };
+            }
+            let used = text.rsplit('\n').next().unwrap_or_default().width();
             line += &self.screen.paint(cell.paint, &text);
-            line.extend(std::iter::repeat_n(' ', padding));
+            line.extend(std::iter::repeat_n(' ', width.saturating_sub(used) + GAP));
         }
-        line += &match self.screen.width {
-            Some(room) if self.screen.strict && used >= room => String::new(),
-            Some(room) => self.screen.paint(row[last].paint, &clipped(&row[last].text, room.saturating_sub(used))),
-            None => self.screen.paint(row[last].paint, &row[last].text),
-        };
         line.truncate(line.trim_end().len());
         line + "\n"
     }
@@ -153,6 +166,9 @@ impl<const N: usize> Table<N> {
 pub fn clipped(text: &str, room: usize) -> String {
     if text.width() <= room {
         return text.to_owned();
+    }
+    if room == 0 {
+        return String::new();
     }
     let mut used = 1;
     let fits = |c: &char| {
@@ -167,38 +183,53 @@ pub fn clipped(text: &str, room: usize) -> String {
 mod tests {
     use super::*;
 
-    static LAYOUT: Layout<4> = Layout { heads: ["NAME", "STATE", "SPARE", "HOLDER"], dispensable: &[2] };
+    static LAYOUT: Layout<4> = Layout { heads: ["NAME", "STATE", "SPARE", "HOLDER"], dispensable: &[(2, 20)] };
+    const HOLDER: &str = "root@web1:4242 ./report.sh --and-more";
 
     fn screen(width: Option<usize>) -> Screen {
         Screen { width, height: None, color: false, strict: false }
     }
 
+    fn laid_out(names: &[&str], screen: Screen) -> (Table<4>, String) {
+        let row = |name: &&str| [name, "held", "something to spare", HOLDER].map(Cell::from);
+        let rows: Vec<_> = names.iter().map(row).collect();
+        let table = Table::for_rows(&LAYOUT, &rows, screen);
+        let text = table.head() + &rows.iter().map(|row| table.line(row)).collect::<String>();
+        (table, text)
+    }
+
     #[test]
     fn a_narrow_screen_cuts_off_the_last_column_and_breaks_no_other() {
-        let row =
-            ["nightly-report-of-the-sales", "held", "something to spare", "root@web1:4242 ./report.sh --and-more"];
-        let row = row.map(Cell::from);
         for room in [60, 80, 120, 300] {
-            let table = Table::for_rows(&LAYOUT, std::slice::from_ref(&row), screen(Some(room)));
-            let line = table.line(&row);
-            assert!(line.trim_end().width() <= room && line.lines().count() == 1, "{line}");
-            assert!(line.starts_with("nightly-report-of-the-sales  held   "), "{line}");
-            assert!(line.contains("root@web1:4242 ./repo"), "{line}");
-            assert_eq!(table.shows(2), room > 60, "{line}");
+            let (table, text) = laid_out(&["nightly-report"], screen(Some(room)));
+            assert!(text.lines().all(|line| line.width() <= room), "{text}");
+            assert!(text.lines().count() == 2 && text.contains("\nnightly-report  held   "), "{text}");
+            assert!(text.contains("root@web1:4242 ./rep"), "{text}");
+            assert_eq!(table.shows(2), room > 60, "{text}");
         }
-        let piped = Table::for_rows(&LAYOUT, std::slice::from_ref(&row), screen(None)).line(&row);
+        let (_, piped) = laid_out(&["nightly-report"], screen(None));
         assert!(piped.ends_with("--and-more\n"), "{piped}");
     }
 
     #[test]
+    fn a_long_name_takes_no_room_from_other_locks() {
+        let name = "long-".repeat(30);
+        for room in [60, 80, 120, 200] {
+            let (_, text) = laid_out(&["a", &name, "b"], screen(Some(room)));
+            let lines: Vec<_> = text.lines().collect();
+            let column = |line: &str| line.find("held");
+            assert_eq!((lines.len(), lines[2]), (5, name.as_str()), "{text}");
+            assert_eq!(column(lines[1]), Some(6), "{text}");
+            assert!([3, 4].iter().all(|n| column(lines[*n]) == column(lines[1])), "{text}");
+            assert!(lines[3].contains("root@web1:4242"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_strict_screen_is_never_left() {
-        let row = [&"long-".repeat(30), "revoked 2/3", "x", &"y".repeat(90)].map(Cell::from);
         for room in [40, 60, 80] {
-            let screen = Screen { strict: true, ..screen(Some(room)) };
-            let table = Table::for_rows(&LAYOUT, std::slice::from_ref(&row), screen);
-            for line in [table.head(), table.line(&row)] {
-                assert!(line.trim_end().width() <= room, "{room}: {line}");
-            }
+            let (_, text) = laid_out(&[&"long-".repeat(30)], Screen { strict: true, ..screen(Some(room)) });
+            assert!(text.lines().count() == 2 && text.lines().all(|line| line.width() <= room), "{room}: {text}");
         }
     }
 
@@ -218,6 +249,6 @@ mod tests {
         assert_eq!(clipped("東京東京", 5), "東京…");
         assert_eq!(clipped("abcdef", 5), "abcd…");
         assert_eq!(clipped("abcde", 5), "abcde");
-        assert_eq!(clipped("abc", 0), "…");
+        assert_eq!((clipped("abc", 1), clipped("abc", 0)), ("…".into(), String::new()));
     }
 }

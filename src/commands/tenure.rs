@@ -10,9 +10,10 @@ use serde_json::json;
 use super::block_on;
 use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
+use crate::clock::millis;
 use crate::config::{Acquisition, Extension, Tenure};
 use crate::exit::{Exit, Fault};
-use crate::lock::{Revocation, millis};
+use crate::lock::Revocation;
 use crate::report::{Voice, print};
 
 pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {

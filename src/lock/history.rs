@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Holder, Token, millis, rfc3339};
+use super::{Holder, Token, rfc3339};
 use crate::clock;
 
 /// One run under a lock.
@@ -70,7 +70,7 @@ impl LastRun {
             started_at,
             ended_at: Some(now),
             waited_ms: None,
-            duration_ms: now.duration_since(started_at).ok().map(millis),
+            duration_ms: now.duration_since(started_at).ok().map(clock::millis),
             outcome,
             exit_code: None,
             once: None,

@@ -22,7 +22,7 @@ pub use name::LockName;
 pub use pattern::Selector;
 pub use queue::Contends;
 pub use state::{Holder, LockState, NodeState, State, Waiter};
-pub use timing::{Deadlines, Grant, LeaseTiming, millis, rounded};
+pub use timing::{Deadlines, Grant, LeaseTiming, rounded};
 pub use vanished::SeenHolders;
 
 /// A fencing token: greater at every later exclusive grant of the same lock, and a positive i64.

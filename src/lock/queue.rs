@@ -27,6 +27,11 @@ pub fn holders<C: Contends>(queue: &[C]) -> impl Iterator<Item = usize> {
     (0..queue.len()).filter(|&at| may_hold(queue[at].mode(), &queue[..at]))
 }
 
+/// How many of a queue wait: all but the holders.
+pub fn waiters<C: Contends>(queue: &[C]) -> usize {
+    queue.len() - holders(queue).count()
+}
+
 /// What a waiter has to watch, so that a release wakes one waiter and not all of them.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Watched<'a, C> {
@@ -75,6 +80,7 @@ mod tests {
         assert!(!may_hold(Shared, &[Shared, Exclusive, Shared]));
         assert_eq!(watched(Shared, &[Shared, Exclusive, Shared]), Some(Watched::EndOf(&Exclusive)));
         assert_eq!(holders(&[Shared, Shared, Exclusive, Shared]).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(waiters(&[Shared, Shared, Exclusive, Shared]), 2);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, millis, queue, rfc3339};
+use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, queue, rfc3339};
 use crate::clock;
 
 #[derive(Clone, Debug, Serialize)]
@@ -218,13 +218,13 @@ fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Erro
 }
 
 fn in_millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    span.map(millis).serialize(out)
+    span.map(clock::millis).serialize(out)
 }
 
 fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
     let mut map = out.serialize_map(None)?;
     rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
-    let held = at.map(|at| millis(clock::wall().duration_since(at).unwrap_or_default()));
+    let held = at.map(|at| clock::millis(clock::wall().duration_since(at).unwrap_or_default()));
     map.serialize_entry("held_ms", &held)?;
     map.end()
 }

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use humantime::format_duration;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::Instant;
+use crate::clock::{self, Instant};
 
 /// What the server confirmed, counted from before the request that set it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,13 +123,9 @@ impl LeaseTiming {
     }
 }
 
-pub fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// Milliseconds are as precise as anybody reads.
 pub fn rounded(span: Duration) -> String {
-    format_duration(Duration::from_millis(millis(span))).to_string()
+    format_duration(Duration::from_millis(clock::millis(span))).to_string()
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{describe, place, whole_seconds};
+use crate::clock::millis;
 use crate::guardian::Pace;
-use crate::lock::{Holder, Revocation, Token, millis, rounded};
+use crate::lock::{Holder, Revocation, Token, rounded};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use humantime::format_duration;
 
 use crate::clock;
-use crate::lock::{Holder, LastRun, Outcome, rounded};
+use crate::lock::{Holder, LastRun, Outcome, rfc3339, rounded};
 
 /// A holder in a few words: `web1 pid 4242 (./report.sh) for 3m 12s, note "maintenance"`.
 pub fn describe(holder: &Holder) -> String {
@@ -46,6 +46,16 @@ pub fn how_it_ended(run: &LastRun) -> String {
         (Outcome::Vanished, _) => "vanished".into(),
         (_, None) => "ended".into(),
     }
+}
+
+/// `exit 3, 2m 1s ago`.
+pub fn how_it_ended_and_when(run: &LastRun) -> String {
+    format!("{}, {} ago", how_it_ended(run), brief(since(run.ended_at.unwrap_or(run.started_at))))
+}
+
+/// `2026-11-18 03:00:02Z, 3m 12s ago`.
+pub fn date_and_age(at: SystemTime) -> String {
+    format!("{}Z, {} ago", rfc3339::in_words(at), brief(since(at)))
 }
 
 /// How long ago; nothing if that is still to come, as where clocks differ.

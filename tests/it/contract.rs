@@ -36,6 +36,7 @@ macro_rules! on {
                 a_waiter_gets_the_lock_when_it_is_released
                 many_contenders_never_overlap
                 waiters_are_served_in_order
+                ahead_of_us_are_those_who_wait_longer_and_no_holder
                 a_waiter_that_is_told_to_stop_leaves_nothing_behind
                 shared_holders_hold_together_and_keep_an_exclusive_one_out
                 slots_let_so_many_in_and_number_them
@@ -182,6 +183,25 @@ fn waiters_are_served_in_order(bed: &dyn Bed) {
         waiter.ended().expect(0);
     }
     assert_eq!(lines(&order), ["0", "1", "2", "3"]);
+}
+
+fn ahead_of_us_are_those_who_wait_longer_and_no_holder(bed: &dyn Bed) {
+    if !bed.abilities().in_order {
+        return;
+    }
+    let slots = &["--slots", "2"][..];
+    for (holders, count, options) in [(&[][..], 1, &[][..]), (slots, 2, slots), (&["--shared"], 2, &[])] {
+        let (name, log) = (unique("ahead"), Log::new());
+        let _holders: Vec<_> = (0..count).map(|_| holding(bed, &name, holders, &log)).collect();
+        let mut waiters = Vec::new();
+        for ahead in 0..3 {
+            let waiter = bed.dlock().run(&name).args(options).args(["--log", "json"]).sh("exit 0").spawn();
+            until("it to say that it waits", || waiter.stderr().ends_with('\n'));
+            let said: Value = serde_json::from_str(waiter.stderr().lines().next().unwrap()).unwrap();
+            assert_eq!((&said["event"], &said["ahead"]), (&"waiting".into(), &ahead.into()), "{said}");
+            waiters.push(waiter);
+        }
+    }
 }
 
 fn a_waiter_that_is_told_to_stop_leaves_nothing_behind(bed: &dyn Bed) {
@@ -383,11 +403,17 @@ fn a_stopped_dlock_loses_the_lock_but_never_overlaps(bed: &dyn Bed) {
     log.await_runs(1, 4);
     let next = bed.dlock().run(&name).args(["--ttl", "3s"]).args(log.witness(&["for=20"])).spawn();
     await_waiters(bed, &name, 1);
+    until("the run to be noted", || bed.would_miss(&name));
     holder.signal(Signal::SIGSTOP);
     next.ended().expect(0);
     log.assert_no_overlap();
     holder.signal(Signal::SIGCONT);
     holder.ended().expect(79);
+    // It may have come too late to say that it lost the lock.
+    let runs = runs(bed, &name);
+    assert_eq!((runs.len(), &runs[0]["outcome"]), (2, &"exited".into()), "{runs:?}");
+    assert!(runs[1]["outcome"] == "lost" || runs[1]["outcome"] == "vanished", "{runs:?}");
+    assert_eq!(runs[1]["fencing_token"], log.runs()[0].token, "{runs:?}");
 }
 
 on!(etcd, *crate::support::etcd::shared());

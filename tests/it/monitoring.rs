@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{Bed, Dlock, Ended, FileBed, Log, Running, until};
@@ -128,14 +129,22 @@ fn the_rules_for_prometheus_fire_when_they_should() {
     content(Command::new("promtool").args(["test", "rules"]).arg(tests), "");
 }
 
-/// One document a line, each of which has to be as the schema says.
+/// One document a line, each of which has to be as the schema says, and to have nothing else in it.
 #[track_caller]
 fn validated(schema: &str, documents: &str) {
     const VALIDATE: &str = "
 import json, sys
 from jsonschema import Draft202012Validator as V
+def closed(part):
+    if isinstance(part, list):
+        return [closed(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    part = {key: closed(value) for key, value in part.items()}
+    return {**part, 'additionalProperties': False} if 'properties' in part and 'type' in part else part
 schema = json.load(open(sys.argv[1]))
 V.check_schema(schema)
+schema = closed(schema)
 documents = [json.loads(line) for line in sys.stdin if line.strip()]
 assert documents
 for document in documents:
@@ -166,10 +175,15 @@ fn what_is_printed_as_json_is_as_its_schema_says() {
     events += &loud(bed.dlock().run("good")).args(["--once", "k"]).sh("exit 0").ended().expect(0).stderr;
     events += &loud(bed.dlock().run("other")).args(["--", "/nonexistent"]).ended().expect(127).stderr;
     events += &loud(bed.dlock().arg("status")).args(["-b", "redis://127.0.0.1:1"]).ended().expect(69).stderr;
-    assert!(
-        ["busy", "acquired", "timed-out", "already-ran", "failed"].iter().all(|kind| events.contains(kind)),
-        "{events}"
-    );
+    events += &loud(bed.dlock().run("x")).args(["--wait", "0.1"]).sh("exit 0").ended().expect(75).stderr;
+    events += &loud(bed.dlock().run("other")).sh("sleep 1000 & exit 0").ended().expect(0).stderr;
+    let hook = loud(bed.dlock().run("other")).args(["--on-event", "exit 7"]).sh("exec sleep 1000").spawn();
+    until("a hook that failed", || hook.stderr().contains("hook-failed"));
+    hook.signal(Signal::SIGTERM);
+    events += &hook.ended().expect(143).stderr;
+    let kinds =
+        ["busy", "waiting", "acquired", "released", "timed-out", "already-ran", "failed", "leftovers", "hook-failed"];
+    assert!(kinds.iter().all(|kind| events.contains(&format!("\"{kind}\""))), "{events}");
     validated("event", &events);
 }
 

@@ -5,8 +5,10 @@ use serde_json::Value;
 
 use crate::support::{Bed, Daemon, Dlock, FileBed, Log, Redis, Running, Terminal, until};
 
-/// Home, and everything behind it erased.
-const REDRAW: &str = "\u{1b}[H\u{1b}[2J";
+/// Home, in a terminal that was cleared.
+const DRAW: &str = "\u{1b}[2J\u{1b}[H";
+/// The end of one picture and the beginning of the next. A terminal that is cleared again would scroll.
+const REDRAW: &str = "\u{1b}[J\u{1b}[H";
 const CTRL_C: u8 = 3;
 const CTRL_D: &str = "\u{4}";
 
@@ -31,8 +33,8 @@ fn status_is_drawn_again_in_its_place_until_interrupted() {
     let (bed, log) = (FileBed::new(), Log::new());
     let mut terminal = terminal(&bed);
     terminal.type_line("$DLOCK status --watch=100ms x");
-    for _ in 0..2 {
-        terminal.expect(&format!("{REDRAW}NAME"));
+    for start in [DRAW, REDRAW, REDRAW] {
+        terminal.expect(&format!("{start}NAME"));
         terminal.expect("free");
     }
     let holder = holder(&bed, &log);
@@ -84,10 +86,10 @@ fn a_short_terminal_shows_what_fits() {
     (0..9).for_each(|n| drop(bed.dlock().run(&format!("lock-{n}")).sh("exit 0").ended().expect(0)));
     let mut terminal = terminal(&bed);
     terminal.type_line("stty cols 60 rows 8; $DLOCK status --watch=100ms");
-    for _ in 0..2 {
-        terminal.expect(&format!("{REDRAW}NAME"));
+    for start in [DRAW, REDRAW, REDRAW] {
+        terminal.expect(&format!("{start}NAME"));
         terminal.expect("lock-3");
-        terminal.expect("\r\n… and 5 more\r\n\u{1b}[H");
+        terminal.expect("\u{1b}[K\r\n… and 5 more\u{1b}[K\r\n");
     }
     terminal.press(CTRL_C);
 }
@@ -127,9 +129,11 @@ fn history_is_a_table_with_bars_on_a_terminal() {
     assert!(piped.starts_with("STARTED (UTC)") && piped.contains("exit 4") && piped.contains("once: today"), "{piped}");
     assert!(piped.contains("1 run: median ") && piped.ends_with("none succeeded\n") && !piped.contains('█'), "{piped}");
     let mut terminal = terminal(&bed);
-    terminal.type_line("stty cols 120; $DLOCK history x");
-    terminal.expect("████████████████");
-    terminal.expect("exit 4");
+    for columns in [60, 80, 120] {
+        terminal.type_line(&format!("stty cols {columns}; $DLOCK history x"));
+        terminal.expect("████████");
+        terminal.expect("exit 4");
+    }
     let unused = bed.dlock().args(["history", "unused"]).ended().expect(0).stdout;
     assert_eq!(unused, "unused: no run on record\n");
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Bed, FileBed, Postgres};
+use crate::support::{Bed, FileBed, Postgres, lines, until};
 
 /// The blocks of a language, in order.
 fn blocks(text: &str, language: &str) -> Vec<String> {
@@ -110,7 +110,8 @@ impl Workshop {
     #[track_caller]
     fn sh(&self, script: &str) {
         let dlock = assert_cmd::cargo::cargo_bin!("dlock");
-        let path = format!("{}:{}", dlock.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let programs = [&self.bed.dir().join("bin"), dlock.parent().unwrap()].map(|dir| dir.display().to_string());
+        let path = format!("{}:{}", programs.join(":"), std::env::var("PATH").unwrap());
         let mut shell = Command::new("bash");
         shell.args(["-euo", "pipefail", "-c", script]).current_dir(self.bed.dir()).env("PATH", path);
         shell.env("DLOCK_BACKEND", self.bed.url()).env("GITHUB_ENV", self.bed.dir().join("github.env"));
@@ -147,6 +148,58 @@ fn the_ci_examples_work_step_by_step() {
     let shop = Workshop::new(&["deploy.sh"]);
     blocks(&page, "sh").iter().for_each(|block| shop.sh(block));
     shop.is_free();
+}
+
+/// With stand-ins for what it takes a network, a cluster or a repository to run.
+#[test]
+fn the_monitoring_examples_work() {
+    let page = page("monitoring.md");
+    let shop = Workshop::new(&["report.sh", "migrate.sh"]);
+    let (dir, called) = (shop.bed.dir(), shop.bed.dir().join("called"));
+    std::fs::create_dir(dir.join("bin")).unwrap();
+    std::os::unix::fs::symlink(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs"), dir.join("docs")).unwrap();
+    for name in ["curl", "terraform", "git"] {
+        let path = dir.join("bin").join(name);
+        std::fs::write(&path, format!("#!/bin/sh\necho {name} \"$*\" | tee -a {}\n", called.display())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let blocks = [blocks(&page, "sh"), blocks(&page, "text")].concat();
+    let mut run = 0;
+    for block in &blocks {
+        let cron = block.strip_prefix("* * * * * cd /var/lib/node_exporter && ");
+        if block.starts_with("$ ") || block.starts_with("object ") {
+            continue;
+        }
+        shop.sh(&format!("CI_JOB_URL=https://ci/7 DB=sales\n{}", cron.unwrap_or(block)));
+        run += 1;
+    }
+    assert_eq!(run, 7, "{blocks:#?}");
+    until("both hooks to call", || lines(&called).len() == 4);
+    let mut calls = lines(&called);
+    calls.sort();
+    let at = |what: &str| format!("curl -fsS -m 8 https://hc-ping.com/UUID/{what}");
+    assert_eq!(
+        calls,
+        [at("0"), at("start"), "git rev-parse HEAD".into(), "terraform apply -auto-approve -lock=false".into()]
+    );
+    assert!(std::fs::read_to_string(dir.join("dlock-locks.prom")).unwrap().contains("name=\"migrate/sales\""));
+    let history = |name: &str| shop.bed.dlock().args(["history", name]).ended().expect(0).stdout;
+    assert!(history("terraform/production").contains("note: https://ci/7"));
+    // Once for a commit.
+    assert!(history("migrate/sales").contains("once: git rev-parse HEAD"));
+    // The plugin understands every argument that Icinga may give it.
+    let icinga = blocks.iter().find(|block| block.starts_with("object ")).unwrap();
+    let options: Vec<_> = icinga.split('"').filter(|word| word.starts_with("--")).collect();
+    assert_eq!(options.len(), 6);
+    let url = shop.bed.url();
+    let value = |option: &&str| match *option {
+        "--name" => "nightly-report",
+        "--backend" => url.as_str(),
+        "--warn" => "80%",
+        _ => "26h",
+    };
+    let check = options.iter().flat_map(|option| [*option, value(option)]);
+    shop.bed.dlock().arg("check").args(check.collect::<Vec<_>>()).ended().expect(0);
 }
 
 /// systemd itself says so, where it is installed.

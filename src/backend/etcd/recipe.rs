@@ -14,7 +14,7 @@ use super::watch::WatchedKey;
 use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, taken_away};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::queue::{free_slot, may_hold, watched};
+use crate::lock::queue::{free_slot, may_hold, waiters, watched};
 use crate::lock::{Contends, Grant, Holder, LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
 use crate::report::describe;
 
@@ -24,6 +24,8 @@ pub(super) struct Place {
     lease: i64,
     /// The create revision of our key, which is our place in the order; `None` if it was not made.
     created: Option<i64>,
+    /// There are contenders that share the lock. Only their records tell.
+    among_sharers: bool,
     grant: Grant,
 }
 
@@ -50,7 +52,7 @@ pub struct Look {
 
 impl Look {
     /// Reads the answer to [`Etcd::reads`].
-    fn read(answer: &TxnResponse, ask: &Ask, place: Option<i64>) -> Result<Look> {
+    fn read(answer: &TxnResponse, ask: &Ask, place: Option<Place>) -> Result<Look> {
         let mut reads = Reads::of(answer)?;
         let mut entries = reads.entries()?;
         if needs_keys_only(ask, place) {
@@ -156,7 +158,8 @@ impl Etcd {
             seen = look.revision;
         };
         let created = look.position(&key).map(|me| look.entries[me].created);
-        self.place = Some(Place { lease, created, grant: extended.confirmed_in(look.raft_term)? });
+        let among_sharers = look.entries.iter().any(|one| one.mode() == Mode::Shared);
+        self.place = Some(Place { lease, created, among_sharers, grant: extended.confirmed_in(look.raft_term)? });
         Ok(look)
     }
 
@@ -172,8 +175,8 @@ impl Etcd {
                 return Ok(None);
             }
         }
-        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, place.created))).await?;
-        let look = Look::read(&answer, ask, place.created)?;
+        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, Some(place)))).await?;
+        let look = Look::read(&answer, ask, Some(place))?;
         if look.position(&self.own_key(ask)).is_none() {
             return Ok(None);
         }
@@ -198,7 +201,7 @@ impl Etcd {
             self.give_up_place(ask).await?;
         }
         let holder = ahead.first().map(|holder| holder.contender().into_holder());
-        Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
+        Ok(Busy { holder, ahead: Some(waiters(ahead)), ask_again })
     }
 
     fn watch(&mut self, keys: Vec<WatchedKey>, seen: i64) {
@@ -345,9 +348,9 @@ impl Etcd {
 
     /// What a [`Look`] is read from. A contender that has a `place` reads the queue no further than that, unless it wants
     /// a slot: slots may have been taken behind it.
-    fn reads(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
+    fn reads(&self, ask: &Ask, place: Option<Place>) -> Vec<TxnOp> {
         let (name, mut queue) = (&ask.name, in_order());
-        if let Some(created) = place.filter(|_| !matches!(ask.mode, Mode::Slots(_))) {
+        if let Some(created) = place.and_then(|place| place.created).filter(|_| !matches!(ask.mode, Mode::Slots(_))) {
             queue = queue.with_max_create_revision(created);
         }
         let mut reads = Vec::new();
@@ -385,9 +388,10 @@ impl Etcd {
 }
 
 /// An exclusive waiter has compared its number of slots when it came. From then on it needs no record but that of the
-/// first in the queue. Records are most of what waiters read: with many waiters, reading all of them takes the processor.
-fn needs_keys_only(ask: &Ask, place: Option<i64>) -> bool {
-    ask.mode == Mode::Exclusive && place.is_some()
+/// first in the queue, unless some share the lock. Records are most of what waiters read: with many waiters, reading all
+/// of them takes the processor.
+fn needs_keys_only(ask: &Ask, place: Option<Place>) -> bool {
+    ask.mode == Mode::Exclusive && place.is_some_and(|place| place.created.is_some() && !place.among_sharers)
 }
 
 pub(super) fn in_order() -> GetOptions {

@@ -139,7 +139,13 @@ impl Etcd {
                 Revoke::Safely { .. } if holder.is_foreign() => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
                 }
-                Revoke::Safely { reason } => vec![self.put_mark(name, holder, reason)],
+                Revoke::Safely { reason } => {
+                    let mut then = vec![self.put_mark(name, holder, reason)];
+                    if holder.is_left_behind() {
+                        then.extend(self.put_cut_short(name, holder, &runs, from, reason));
+                    }
+                    then
+                }
                 Revoke::Now { reason } => self.free(name, holder, &runs, from, reason),
             };
             let key = holder.key.as_slice();
@@ -172,12 +178,17 @@ impl Etcd {
         if !holder.is_foreign() && holder.lease != 0 {
             then.push(self.put_mark(name, holder, reason));
         }
-        // What is only held on to after a run takes nothing away from how that ended.
-        let run = LastRun::cut_short(seen, reason);
-        if !holder.is_left_behind() || !runs.history.has(&run) {
-            then.extend(self.put_run(name, runs, &run, DEFAULT_HISTORY));
-        }
+        then.extend(self.put_cut_short(name, holder, runs, seen, reason));
         then
+    }
+
+    /// What is only held on to after a run takes nothing away from how that ended.
+    fn put_cut_short(&self, name: &LockName, holder: &Entry, runs: &Runs, seen: &Holder, reason: &str) -> Vec<TxnOp> {
+        let run = LastRun::cut_short(seen, reason);
+        match holder.is_left_behind() && runs.history.has(&run) {
+            true => Vec::new(),
+            false => self.put_run(name, runs, &run, DEFAULT_HISTORY),
+        }
     }
 }
 

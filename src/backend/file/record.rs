@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::files::{Folder, revoke};
 use crate::backend::{Ask, DEFAULT_HISTORY};
 use crate::clock::{self, Instant};
-use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token, millis};
+use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token};
 
 /// Where the record is among a claim's descriptors.
 pub const RECORD: usize = 1;
@@ -80,7 +80,7 @@ pub struct Seen {
 
 impl Record<Details> {
     pub fn new(ask: &Ask, inode: u64, token: Token, slot: Option<u32>) -> Record<Details> {
-        let (since, ttl_ms) = (in_millis(clock::wall()), millis(ask.ttl));
+        let (since, ttl_ms) = (in_millis(clock::wall()), clock::millis(ask.ttl));
         let details = Details { mode: ask.mode, token, slot, since, ttl_ms, inode, hold: None, ended: false };
         Record { who: ask.who.clone(), details }
     }
@@ -104,7 +104,7 @@ impl Record<Details> {
             boot: boot.to_owned(),
             until_boot_ns: fixed(until_boot_ns),
             until_ms: fixed(in_millis(clock::wall() + until.remaining())),
-            ttl_ms: Some(fixed(millis(ttl))),
+            ttl_ms: Some(fixed(clock::millis(ttl))),
         });
         let json = self.to_json();
         let written = nix::sys::uio::pwrite(file, json.as_bytes(), 0).context("cannot write the holder's record")?;
@@ -236,7 +236,7 @@ pub fn boot_id() -> &'static str {
 }
 
 fn in_millis(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, millis)
+    time.duration_since(UNIX_EPOCH).map_or(0, clock::millis)
 }
 
 fn since_epoch(millis: u64) -> SystemTime {

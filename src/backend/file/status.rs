@@ -92,6 +92,9 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
         }
         Revoke::Safely { reason } => {
             side.replace(&files::revoke(owner), reason.as_bytes())?;
+            if details.hold.is_some() {
+                cut_short(&side, from, reason)?;
+            }
             Ok(Revoked::Marked)
         }
         // To replace the file would take the lock from all who share it. This one is told, and is no holder from now on.

@@ -388,7 +388,8 @@ BEGIN
 END $$;
 
 -- Takes the lock away from exactly this holder: marks it for the holder to release ('marked'), or, with now => true or
--- reason => NULL, frees it without waiting for the holder ('freed'); then last_run becomes the last run. 'not held': too late. The holder is notified.
+-- reason => NULL, frees it without waiting for the holder ('freed'). 'not held': too late. The holder is notified. last_run
+-- becomes the last run, unless the holder has recorded how its run ended, or is there to do so.
 CREATE OR REPLACE FUNCTION dlock.revoke(
     name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
 ) RETURNS text LANGUAGE plpgsql
@@ -403,12 +404,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'not held';
     END IF;
+    -- What is only kept after a run takes nothing away from how that ended.
+    PERFORM dlock.remember(name, last_run, 20) WHERE outcome = 'freed' AND NOT self.kept OR self.kept AND NOT EXISTS (
+        SELECT FROM dlock.locks l
+        WHERE l.name = revoke.name AND strpos(l.last_run::text, '"owner":"' || self.owner || '"') > 0);
     IF outcome = 'freed' THEN
         DELETE FROM dlock.contenders c WHERE c.name = revoke.name AND c.owner = revoke.owner;
-        -- What is only kept after a run takes nothing away from how that ended.
-        PERFORM dlock.remember(name, last_run, 20) WHERE NOT self.kept OR NOT EXISTS (
-            SELECT FROM dlock.locks l
-            WHERE l.name = revoke.name AND strpos(l.last_run::text, '"owner":"' || self.owner || '"') > 0);
         DELETE FROM dlock.force_released f WHERE f.at < clock_timestamp() - interval '1 day';
         INSERT INTO dlock.force_released
         SELECT revoke.name, revoke.token, revoke.owner, revoke.reason WHERE revoke.reason IS NOT NULL;

@@ -62,7 +62,7 @@ impl Postgres {
             return Ok(Revoked::NotHeld);
         };
         let (name, token) = (name.as_str(), number(token)?);
-        let run = now.then(|| ascii(&LastRun::cut_short(from, reason).to_json()));
+        let run = ascii(&LastRun::cut_short(from, reason).to_json());
         let with: &Parameters<'_> = &[&name, &owner, &token, &reason, &now, &run];
         let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4, $5, $6::json)", with).await?;
         answer.map_or(Ok(Revoked::NotHeld), |answer| answer::revoked(answer.row()?))

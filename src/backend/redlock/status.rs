@@ -11,7 +11,7 @@ use crate::backend::Page;
 use crate::backend::redis::Script;
 use crate::backend::redis::status::{self as redis, in_order, next_place, page, place};
 use crate::exit::Fault;
-use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState};
+use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState, Outcome};
 
 static INSPECT: Script = script!("../redis/inspect.lua");
 
@@ -72,7 +72,7 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     });
     // A node that was out of reach when the holder released may still take it for vanished.
     let present = |run: &LastRun| holder.as_ref().is_some_and(|one| one.token == Some(run.fencing_token));
-    let runs = in_order(runs.into_iter().filter(|run| !present(run)));
+    let runs = in_order(runs.into_iter().filter(|run| run.outcome != Outcome::Vanished || !present(run)));
     let history = History { runs, last_success_at };
     let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, history);
     Ok(Look { state: LockState { nodes, ..state }, tokens })

@@ -18,7 +18,7 @@ use super::{ZooKeeper, status, token};
 use crate::backend::{Ask, Attempt, Busy, Lease, taken_away};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::queue::{Watched, free_slot, watched};
+use crate::lock::queue::{Watched, free_slot, waiters, watched};
 use crate::lock::{Holder, LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
 use crate::report::describe;
 
@@ -283,7 +283,7 @@ impl ZooKeeper {
             }
             holder = Some(status::contender(head.mode, stat, record, released).into_holder());
         }
-        self.busy(ask, holder, position, held_until).await
+        self.busy(ask, holder, waiters(look.queue.ahead(position)), held_until).await
     }
 
     /// Sends requests with watches. Whatever is gone already will not change any more: look again at once.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::queue::{Entry, Queue};
 use super::record::{Details, server_date};
 use super::release::Part;
-use super::runs::{Meta, Runs, without_place};
+use super::runs::{Meta, without_place};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use super::{ZooKeeper, token};
 use crate::backend::{DEFAULT_HISTORY, Page, Revoke, Revoked};
@@ -205,12 +205,17 @@ impl ZooKeeper {
             let path = format!("{}/{}", self.lock_path(name), entry.name);
             let mut marked = record.clone();
             marked.details.revoked = Some(reason.clone());
-            let mark = Request::set_data(&path, marked.to_json().as_bytes(), stat.version);
-            match self.ensemble.call_one(mark).await? {
-                Ok(_) => return Ok(Revoked::Marked),
-                Err(Refusal::NoNode) => return Ok(Revoked::NotHeld),
-                Err(Refusal::BadVersion) => {}
-                Err(why) => return Err(refusal(why, format_args!("cannot mark {path}"))),
+            let mut parts = vec![Part::new(Request::set_data(&path, marked.to_json().as_bytes(), stat.version))];
+            // After `dlock acquire`, too, there is no dlock that could say later how it ended.
+            if record.details.hold.is_some() {
+                parts.extend(self.record_cut_short(name, from, reason).await?);
+            }
+            match self.commit(parts, &self.meta_path(name), &format!("cannot mark {path}")).await {
+                Ok(None) => return Ok(Revoked::Marked),
+                Ok(Some(Refusal::NoNode)) => return Ok(Revoked::NotHeld),
+                Ok(Some(_)) => {}
+                Err(error) if error.downcast_ref() == Some(&Refusal::BadVersion) => {}
+                Err(error) => return Err(error),
             }
         }
         bail!("{name} changes all the time")
@@ -232,7 +237,6 @@ impl ZooKeeper {
         reason: &str,
     ) -> Result<Revoked> {
         let (meta, path) = (self.meta_path(name), self.taken_path(name));
-        let cut_short = LastRun::cut_short(seen, reason);
         // Once more if another operator was faster, or another holder has written the history.
         for _ in 0..10 {
             let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
@@ -241,8 +245,7 @@ impl ZooKeeper {
             if record.is_none_or(|record| record.details.hold.as_ref().is_none_or(|hold| hold.in_use)) {
                 let note = Request::delete(&self.note_path(name, node), ANY_VERSION);
                 parts.push(Part::unless(note, Refusal::NoNode));
-                let runs: Runs = self.read_runs(name).await?;
-                parts.extend(self.record_run(name, &runs, &cut_short, DEFAULT_HISTORY).await?);
+                parts.extend(self.record_cut_short(name, seen, reason).await?);
             }
             if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
                 let mut all = read_taken(&taken);
@@ -264,6 +267,15 @@ impl ZooKeeper {
             }
         }
         bail!("{name} changes all the time")
+    }
+
+    /// Makes a run that an operator cuts short the last one, unless it is on record already.
+    async fn record_cut_short(&mut self, name: &LockName, seen: &Holder, reason: &str) -> Result<Vec<Part>> {
+        let (runs, run) = (self.read_runs(name).await?, LastRun::cut_short(seen, reason));
+        if runs.history.has(&run) {
+            return Ok(Vec::new());
+        }
+        self.record_run(name, &runs, &run, DEFAULT_HISTORY).await
     }
 
     /// Who may take a lock away need not be allowed to write anything down.

@@ -89,8 +89,8 @@ impl RunResult {
             note: who.note.clone(),
             started_at: begun.at,
             ended_at: Some(clock::wall()),
-            waited_ms: Some(millis(begun.waited)),
-            duration_ms: Some(millis(begun.since.elapsed())),
+            waited_ms: Some(clock::millis(begun.waited)),
+            duration_ms: Some(clock::millis(begun.since.elapsed())),
             outcome,
             exit_code: Some(self.exit().code().into()),
             once,
@@ -111,10 +111,6 @@ impl Tally {
         self.lost = result.is_lost();
         self.ended = Some(Ended { exit_code: result.exit().code(), duration });
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// As every shell and timeout(1) have it.

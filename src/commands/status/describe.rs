@@ -4,34 +4,28 @@ use super::table::{NEVER, is_held_long, paint, word};
 use crate::commands::table::Screen;
 use crate::config::StatusQuery;
 use crate::lock::{Holder, LastRun, LockState, Mode, State, Waiter, rfc3339};
-use crate::report::{brief, escape, how_it_ended, since, whole_seconds, whose};
+use crate::report::{brief, date_and_age, escape, how_it_ended, whose};
 
 /// How many of the last runs are shown.
 const RUNS: usize = 5;
 
 pub fn describe(state: &LockState, query: &StatusQuery, screen: Screen) -> String {
-    let mut lines = vec![("", format!("{} on {}", state.name, query.service.address))];
-    lines.push(("state", screen.paint(paint(state), &word(state)) + &circumstances(state)));
-    for holder in &state.holders {
-        lines.extend(of_holder(holder));
-    }
-    for (n, waiter) in state.waiters.iter().enumerate() {
-        lines.push((if n == 0 { "waiters" } else { "" }, format!("{}. {}", n + 1, of_waiter(waiter))));
-    }
-    for (n, run) in state.runs().take(RUNS).enumerate() {
-        lines.push((if n == 0 { "last runs" } else { "" }, of_run(run)));
-    }
+    let mut lines = vec![("state", screen.paint(paint(state), &word(state)) + &circumstances(state))];
+    lines.extend(state.holders.iter().flat_map(of_holder));
+    let waiters = state.waiters.iter().enumerate().map(|(n, waiter)| format!("{}. {}", n + 1, of_waiter(waiter)));
+    lines.extend(below("waiters", waiters));
+    lines.extend(below("last runs", state.runs().take(RUNS).map(of_run)));
     if let Some(at) = state.last_success().filter(|_| !state.runs().take(RUNS).any(LastRun::succeeded)) {
-        lines.push(("", format!("the last success was at {}", at_date(at))));
+        lines.push(("", format!("the last success was at {}", date_and_age(at))));
     }
-    for (n, (command, effect)) in next_steps(state, query).into_iter().enumerate() {
-        lines.push((if n == 0 { "next" } else { "" }, format!("{command}\n             {effect}")));
-    }
-    let line = |(n, (head, text)): (usize, (&str, String))| match n {
-        0 => format!("{text}\n"),
-        _ => format!("  {head:<9}  {text}\n"),
-    };
-    lines.into_iter().enumerate().map(line).collect()
+    lines.extend(below("next", next_steps(state, query)));
+    let lines = lines.into_iter().map(|(head, text)| format!("  {head:<9}  {text}\n"));
+    format!("{} on {}\n{}", state.name, query.service.address, lines.collect::<String>())
+}
+
+/// Lines below each other, of which only the first has a head.
+fn below(head: &'static str, lines: impl IntoIterator<Item = String>) -> impl Iterator<Item = (&'static str, String)> {
+    std::iter::once(head).chain(std::iter::repeat("")).zip(lines)
 }
 
 fn circumstances(state: &LockState) -> String {
@@ -61,7 +55,7 @@ fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
         lines.push(("note", escape(note)));
     }
     if let Some(at) = holder.acquired_at {
-        lines.push(("since", at_date(at)));
+        lines.push(("since", date_and_age(at)));
     }
     match (holder.ttl, holder.expires_in) {
         (Some(ttl), Some(left)) => {
@@ -77,12 +71,13 @@ fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
     lines
 }
 
+/// Since when comes first: a command may be longer than a terminal is wide.
 fn of_waiter(waiter: &Waiter) -> String {
     let host = waiter.host.as_deref().or(waiter.owner.as_deref());
     let who = whose(waiter.user.as_deref(), host, waiter.pid);
-    let since = waiter.waiting_since.map(|at| format!(" since {}", at_date(at))).unwrap_or_default();
+    let since = waiter.waiting_since.map(|at| format!("{}: ", date_and_age(at))).unwrap_or_default();
     let note = waiter.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
-    escape(format_args!("{who} {}{note}{since}", waiter.command.as_deref().unwrap_or("(not dlock)")))
+    escape(format_args!("{since}{who} {}{note}", waiter.command.as_deref().unwrap_or("(not dlock)")))
 }
 
 fn of_run(run: &LastRun) -> String {
@@ -94,30 +89,26 @@ fn of_run(run: &LastRun) -> String {
     escape(format_args!("{date}Z  {how}{by}{reason}{took}, {who}"))
 }
 
-/// `2026-11-18 03:00:02Z, 3m 12s ago`.
-fn at_date(at: std::time::SystemTime) -> String {
-    format!("{}Z, {} ago", rfc3339::in_words(at), whole_seconds(since(at)))
-}
-
-/// What an operator can type, and what it does.
-fn next_steps(state: &LockState, query: &StatusQuery) -> Vec<(String, &'static str)> {
+/// What an operator can type, and below each what it does.
+fn next_steps(state: &LockState, query: &StatusQuery) -> Vec<String> {
     let (name, backend) = (&state.name, query.backend_flag.as_deref().unwrap_or_default());
-    let mut steps = match state.state {
-        State::Held => vec![(
+    let mut steps = Vec::new();
+    match state.state {
+        State::Held => steps.extend([
             format!("dlock force-release {backend}{name} --reason 'TEXT'"),
-            "asks the holder to stop its command and release the lock",
-        )],
-        State::Revoked => vec![(
+            "asks the holder to stop its command and release the lock".into(),
+        ]),
+        State::Revoked => steps.extend([
             format!("dlock force-release {backend}{name} --now --reason 'TEXT'"),
-            "frees it at once, while the holder's command may still run",
-        )],
-        State::Free => Vec::new(),
-    };
-    if state.last_run.is_some() {
-        steps.push((format!("dlock history {backend}{name}"), "shows all runs on record"));
+            "frees it at once, while the holder's command may still run".into(),
+        ]),
+        State::Free if state.last_run.is_none() => {
+            steps.extend([format!("dlock status {backend}").trim_end().into(), "shows every lock there is".into()]);
+        }
+        State::Free => {}
     }
-    if state.state == State::Free && state.last_run.is_none() {
-        steps.push((format!("dlock status {}", backend).trim_end().to_owned(), "shows every lock there is"));
+    if state.last_run.is_some() {
+        steps.extend([format!("dlock history {backend}{name}"), "shows all runs on record".into()]);
     }
     steps
 }

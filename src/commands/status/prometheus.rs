@@ -2,12 +2,11 @@
 //! page: what does not fit into a little memory waits in files that have no name. Nothing is printed before all is known,
 //! so that whoever collects it never gets half of it.
 
-use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{BufWriter, Read, Seek, Write};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use tempfile::{SpooledTempFile, spooled_tempfile};
 
 use crate::clock;
 use crate::lock::{LastRun, LockState};
@@ -25,33 +24,45 @@ pub const METRICS: [(&str, &str); 8] = [
     ("dlock_lock_last_duration_seconds", "How long the last command took."),
 ];
 
+/// How much of one metric is kept in memory.
+const ROOM: usize = 1 << 19;
+
 pub struct Exposition {
     backend: String,
-    groups: [Group; METRICS.len()],
+    /// The samples of each metric.
+    samples: [BufWriter<SpooledTempFile>; METRICS.len()],
 }
 
 impl Exposition {
     pub fn new(backend: &str) -> Exposition {
         let escaped = backend.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        Exposition { backend: escaped, groups: Default::default() }
+        let samples = std::array::from_fn(|_| BufWriter::new(spooled_tempfile(ROOM)));
+        Exposition { backend: escaped, samples }
     }
 
     pub fn add(&mut self, states: &[LockState]) -> Result<()> {
         for state in states {
-            for ((group, (metric, _)), value) in self.groups.iter_mut().zip(METRICS).zip(values(state)) {
-                if let Some(value) = value {
-                    group
-                        .add(&format!("{metric}{{name=\"{}\",backend=\"{}\"}} {value}\n", state.name, self.backend))?;
-                }
+            for ((samples, (metric, _)), value) in self.samples.iter_mut().zip(METRICS).zip(values(state)) {
+                let Some(value) = value else { continue };
+                writeln!(samples, "{metric}{{name=\"{}\",backend=\"{}\"}} {value}", state.name, self.backend)
+                    .context("cannot write to a temporary file")?;
             }
         }
         Ok(())
     }
 
-    pub fn finish(&mut self) -> Result<()> {
-        for (group, (metric, help)) in self.groups.iter_mut().zip(METRICS) {
+    pub fn finish(self) -> Result<()> {
+        for (samples, (metric, help)) in self.samples.into_iter().zip(METRICS) {
             print(format!("# HELP {metric} {help}\n# TYPE {metric} gauge\n"))?;
-            group.print()?;
+            let mut samples = samples.into_inner().context("cannot write to a temporary file")?;
+            samples.rewind()?;
+            let mut chunk = vec![0; 1 << 16];
+            loop {
+                match samples.read(&mut chunk).context("cannot read a temporary file")? {
+                    0 => break,
+                    length => print(&chunk[..length])?,
+                }
+            }
         }
         Ok(())
     }
@@ -77,71 +88,9 @@ fn seconds(at: SystemTime) -> f64 {
     millis as f64 / 1e3
 }
 
-/// The samples of one metric.
-#[derive(Default)]
-struct Group {
-    text: Vec<u8>,
-    earlier: Option<File>,
-}
-
-impl Group {
-    const ROOM: usize = 1 << 19;
-
-    fn add(&mut self, line: &str) -> Result<()> {
-        if self.text.len() + line.len() > Group::ROOM {
-            let file = match &mut self.earlier {
-                Some(file) => file,
-                None => self.earlier.insert(nameless_file().context("cannot make a temporary file")?),
-            };
-            file.write_all(&self.text).context("cannot write to a temporary file")?;
-            self.text.clear();
-        }
-        self.text.extend_from_slice(line.as_bytes());
-        Ok(())
-    }
-
-    fn print(&mut self) -> Result<()> {
-        if let Some(file) = &mut self.earlier {
-            file.rewind()?;
-            let mut chunk = vec![0; 1 << 16];
-            loop {
-                match file.read(&mut chunk).context("cannot read a temporary file")? {
-                    0 => break,
-                    length => print(&chunk[..length])?,
-                }
-            }
-        }
-        print(&self.text)
-    }
-}
-
-fn nameless_file() -> std::io::Result<File> {
-    let random = getrandom::u64().map_err(std::io::Error::from)?;
-    let path = std::env::temp_dir().join(format!("dlock-{}-{random:016x}", std::process::id()));
-    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_does_not_fit_into_memory_is_kept_in_order() {
-        let mut group = Group::default();
-        let line = "x".repeat(1000) + "\n";
-        for _ in 0..2000 {
-            group.add(&line).unwrap();
-        }
-        assert!(group.text.len() <= Group::ROOM);
-        let mut file = group.earlier.unwrap();
-        file.rewind().unwrap();
-        let mut all = String::new();
-        file.read_to_string(&mut all).unwrap();
-        all += std::str::from_utf8(&group.text).unwrap();
-        assert!(all == line.repeat(2000));
-    }
 
     #[test]
     fn a_backend_is_escaped_as_a_label() {

@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use crate::commands::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::lock::{Holder, LastRun, LockState, State};
-use crate::report::{brief, escape, how_it_ended, since, whose};
+use crate::report::{brief, escape, how_it_ended_and_when, since, whose};
 
 const COLUMNS: usize = 8;
+const HELD_FOR: usize = 2;
 const WAITERS: usize = 3;
+const TOKEN: usize = 4;
+const EXPIRES_IN: usize = 5;
 const LAST_RUN: usize = 6;
 const HOLDER: usize = 7;
 /// A free lock shows its last run as its holder where there is no room for both.
 static LAYOUT: Layout<COLUMNS> = Layout {
     heads: ["NAME", "STATE", "HELD FOR", "WAITERS", "TOKEN", "EXPIRES IN", "LAST RUN", "HOLDER"],
-    dispensable: &[LAST_RUN, 5, 4, WAITERS, 2],
+    dispensable: &[(LAST_RUN, 24), (EXPIRES_IN, 24), (TOKEN, 24), (WAITERS, 20), (HELD_FOR, 8)],
 };
 
 pub struct LockTable {
@@ -91,10 +94,10 @@ fn rows(state: &LockState) -> Vec<Row<COLUMNS>> {
     let paint = paint(state);
     rows[0][0] = state.name.to_string().into();
     rows[0][1] = Cell { text: word(state), paint };
-    rows[0][2].paint = paint;
+    rows[0][HELD_FOR].paint = paint;
     rows[0][WAITERS] = state.waiters.len().to_string().into();
     rows[0][LAST_RUN] = match &state.last_run {
-        Some(run) => last_run(run).into(),
+        Some(run) => how_it_ended_and_when(run).into(),
         None if state.holders.is_empty() && state.waiters.is_empty() => NEVER.into(),
         None => "-".into(),
     };
@@ -123,11 +126,6 @@ fn who(holder: &Holder) -> String {
     let note = holder.note.as_ref().map(|note| format!(" \"{note}\"")).unwrap_or_default();
     let command = holder.command.as_deref().unwrap_or("(not dlock)");
     format!("{slot}{} {command}{note}", whose(holder.user.as_deref(), host, holder.pid))
-}
-
-fn last_run(run: &LastRun) -> String {
-    let when = run.ended_at.unwrap_or(run.started_at);
-    format!("{}, {} ago", how_it_ended(run), brief(since(when)))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ fn history(bed: &dyn Bed, name: &str) -> Value {
     serde_json::from_str(&bed.dlock().args(["history", name, "--json"]).ended().expect(0).silently().stdout).unwrap()
 }
 
-fn runs(bed: &dyn Bed, name: &str) -> Vec<Value> {
+pub fn runs(bed: &dyn Bed, name: &str) -> Vec<Value> {
     history(bed, name)["runs"].as_array().unwrap().clone()
 }
 
@@ -53,8 +53,7 @@ pub fn a_run_whose_dlock_was_killed_has_vanished(bed: &dyn Bed) {
     for looks_first in [true, false] {
         let (name, log) = (unique("vanished"), Log::new());
         let mut holder = holding(bed, &name, &["--ttl", "3s", "--note", "doomed"], &log);
-        // Where a lease leaves no trace, the run is noted once it has lasted a moment.
-        std::thread::sleep(Duration::from_secs(2));
+        until("the run to be noted", || bed.would_miss(&name));
         holder.kill();
         if looks_first {
             until("the run to vanish", || runs(bed, &name).first().is_some_and(|run| run["outcome"] == "vanished"));

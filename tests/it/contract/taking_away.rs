@@ -104,6 +104,21 @@ pub fn an_acquired_lock_that_was_taken_away_says_why(bed: &dyn Bed) {
     let last = status(bed, &name)["last_run"].clone();
     assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"deploys are frozen".into()), "{last}");
     assert!(last["revoked_by"].is_string(), "{last}");
+    // Marked first and freed then, it is on record once. Nobody but the operator could say later how it ended.
+    bed.dlock().args(["acquire", "--name", &name, "--ttl", "10m"]).ended().expect(0);
+    bed.dlock().args(["force-release", &name, "--yes", "--reason", "please stop"]).ended().expect(0);
+    let marked = status(bed, &name);
+    assert_eq!(
+        (&marked["state"], &marked["last_run"]["reason"]),
+        (&"revoked".into(), &"please stop".into()),
+        "{marked}"
+    );
+    assert!(marked["last_run"]["revoked_by"].is_string(), "{marked}");
+    take_now(bed, &name, "now");
+    let json = bed.dlock().args(["history", &name, "--json"]).ended().expect(0).stdout;
+    let history: Value = serde_json::from_str(&json).unwrap();
+    let reasons: Vec<_> = history["runs"].as_array().unwrap().iter().map(|run| run["reason"].clone()).collect();
+    assert_eq!(reasons, ["please stop".into(), "deploys are frozen".into(), Value::Null], "{history}");
     // What is only held on to after a run takes nothing away from how that ended.
     bed.dlock().run(&name).args(["--hold-at-least", "1h"]).sh("exit 5").ended().expect(5);
     take_now(bed, &name, "no need to wait");

@@ -200,6 +200,10 @@ impl Bed for Etcd {
     fn url(&self) -> String {
         format!("etcd://{}", self.endpoints().join(","))
     }
+
+    fn would_miss(&self, name: &str) -> bool {
+        !self.ctl(&["get", "--prefix", "--keys-only", &format!("dlock-meta/runs/{name}/noted/")]).is_empty()
+    }
 }
 
 /// The one that tests share which break nothing.

@@ -154,6 +154,11 @@ impl Bed for ZooKeeperBed {
     fn url(&self) -> String {
         format!("zookeeper://127.0.0.1:{}", self.port)
     }
+
+    fn would_miss(&self, name: &str) -> bool {
+        let notes = format!("/dlock-meta/~noted/{name}");
+        kazoo_at(self.port, &notes, "-").arg("parent").output().unwrap().status.success()
+    }
 }
 
 /// Three servers that elect a leader.

@@ -3,6 +3,7 @@
 kazoo_lock.py PORT PATH PATTERN hold STARTED GO   take the lock, create STARTED, wait for GO, release it
 kazoo_lock.py PORT PATH PATTERN try               exit 0 if the lock could be had at once, else 75
 kazoo_lock.py PORT PATH - absent                  exit 0 if there is no such node, else 1
+kazoo_lock.py PORT PATH - parent                  exit 0 if there is a node below it, else 1
 kazoo_lock.py PORT PATH - clear                   delete every contender, as a careless operator might
 kazoo_lock.py PORT PATH - scrawl TEXT             overwrite what the node and all below it say
 kazoo_lock.py PORT PATH - add                     create the node
@@ -34,6 +35,8 @@ elif what == "try":
         code = 75
 elif what == "absent":
     code = 1 if client.exists(path) else 0
+elif what == "parent":
+    code = 0 if client.exists(path) and client.get_children(path) else 1
 elif what == "clear":
     for child in client.get_children(path):
         client.delete(f"{path}/{child}")

@@ -42,7 +42,7 @@ async fn a_lock_is_granted_renewed_released_and_handed_on() {
     let lease = granted(&mut a, &first).await;
     assert_eq!(granted(&mut a, &first).await.token, lease.token, "asking again finds what was granted");
     let waiting = busy(&mut b, &second).await;
-    assert_eq!(waiting.ahead, Some(1));
+    assert_eq!(waiting.ahead, Some(0));
     assert_eq!(waiting.holder.unwrap().owner.as_deref(), Some(first.who.owner.as_str()));
 
     let Renewal::Held(grant) = a.renew(&lease).await.unwrap() else { panic!("lost") };
@@ -103,17 +103,17 @@ async fn a_place_whose_lease_ended_is_taken_again_at_the_end() {
     let (first, second, third) = (ask("n"), ask("n"), ask("n"));
     let lease = granted(&mut a, &first).await;
     busy(&mut b, &second).await;
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
     delete_lease(&mut a, &second).await;
     told(&mut c).await;
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(2));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(0));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
     // And the same when it became free in the meantime: no grant on a dead lease.
     delete_lease(&mut a, &third).await;
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     told(&mut b).await;
     granted(&mut b, &second).await;
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(0));
 }
 
 #[tokio::test]
@@ -148,14 +148,14 @@ async fn slots_are_unique_among_holders_and_tokens_grow_in_each() {
     let zero = granted(&mut etcds[0], &asks[0]).await;
     let one = granted(&mut etcds[1], &asks[1]).await;
     assert_eq!((zero.slot, one.slot), (Some(0), Some(1)));
-    assert_eq!(busy(&mut etcds[2], &asks[2]).await.ahead, Some(2));
-    assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(3));
+    assert_eq!(busy(&mut etcds[2], &asks[2]).await.ahead, Some(0));
+    assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(1));
     assert!(matches!(
         etcds[3].try_acquire(&Ask { mode: Mode::Slots(3), ..ask("n") }).await.unwrap(),
         Attempt::OtherSlots(_)
     ));
     assert!(matches!(etcds[3].try_acquire(&ask("n")).await.unwrap(), Attempt::OtherSlots(_)));
-    assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(3));
+    assert_eq!(busy(&mut etcds[3], &asks[3]).await.ahead, Some(1));
 
     assert!(matches!(etcds[0].renew(&zero).await.unwrap(), Renewal::Held(_)));
     assert_eq!(etcds[0].release(&zero, &ending(&zero)).await.unwrap(), Released::Done);

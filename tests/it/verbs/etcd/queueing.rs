@@ -17,14 +17,29 @@ async fn one_before_us_that_gave_up_leaves_us_behind_the_holder() {
     let (mut a, mut b, mut c) = (open(&server, 0), open(&server, 0), open(&server, 0));
     let [first, second, third] = [ask("job"), ask("job"), ask("job")];
     let lease = granted(&mut a, &first).await;
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
     b.withdraw(&second).await.unwrap();
     told(&mut c).await;
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(0));
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     told(&mut c).await;
     assert!(granted(&mut c, &third).await.token > lease.token);
+}
+
+/// A waiter does not read all records again when it looks again, unless some of them share the lock.
+#[tokio::test]
+async fn those_who_share_a_lock_are_never_taken_for_waiters() {
+    let server = Etcd::new();
+    let readers = [(); 3].map(|()| Ask { mode: Mode::Shared, ..ask("job") });
+    for reader in &readers {
+        granted(&mut open(&server, 0), reader).await;
+    }
+    let (mut a, mut b, first, second) = (open(&server, 0), open(&server, 0), ask("job"), ask("job"));
+    for _ in 0..2 {
+        assert_eq!(busy(&mut a, &first).await.ahead, Some(0));
+        assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    }
 }
 
 #[tokio::test]
@@ -33,11 +48,11 @@ async fn one_before_us_that_released_and_left_its_key_is_waited_for() {
     let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (ask("job"), ask("job"));
     let lease = granted(&mut a, &first).await;
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
     let hold_until = Some(clock::now() + Duration::from_secs(600));
     let kept = Ending { hold_until, ..ending(&lease) };
     assert_eq!(a.release(&lease, &kept).await.unwrap(), Released::Done);
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
     assert_eq!(a.rehold(&first.name, &first.who.owner, Duration::ZERO).await.unwrap(), Reheld::Done);
     told(&mut b).await;
     assert!(granted(&mut b, &second).await.token > lease.token);
@@ -56,7 +71,7 @@ async fn our_turn_does_not_come_when_our_own_key_is_gone() {
     busy(&mut c, &third).await;
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     // It has to take a new place, behind the other.
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
     granted(&mut c, &third).await;
 }
 
@@ -121,12 +136,12 @@ async fn every_waiter_waits_out_a_holder_that_vanished_with_all_of_the_queue() {
     let [first, second, third] = [(); 3].map(|()| Ask { ttl: Duration::from_secs(5), ..ask("job") });
     granted(&mut a, &first).await;
     busy(&mut b, &second).await;
-    assert_eq!(busy(&mut c, &third).await.ahead, Some(2));
+    assert_eq!(busy(&mut c, &third).await.ahead, Some(1));
     delete_all(&mut a, &first).await;
     let gone = clock::now();
     // The one that was last is the first to come back.
     assert_eq!(busy(&mut c, &third).await.ahead, Some(0));
-    assert_eq!(busy(&mut b, &second).await.ahead, Some(1));
+    assert_eq!(busy(&mut b, &second).await.ahead, Some(0));
     while let Attempt::Busy(waiting) = c.try_acquire(&third).await.unwrap() {
         clock::sleep_until(waiting.ask_again).await;
     }

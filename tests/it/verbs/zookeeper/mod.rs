@@ -37,7 +37,7 @@ async fn a_release_wakes_the_next_and_its_token_is_greater() {
     let (mine, yours) = (ask("order", Mode::Exclusive), ask("order", Mode::Exclusive));
     let held = granted(&mut first, &mine).await;
     let waiting = busy(&mut second, &yours).await;
-    assert_eq!(waiting.ahead, Some(1));
+    assert_eq!(waiting.ahead, Some(0));
     let came = first.inspect(&mine.name).await.unwrap().waiters[0].waiting_since.unwrap();
     assert_eq!(waiting.holder.unwrap().owner.as_deref(), Some(mine.who.owner.as_str()));
     assert_eq!(first.release(&held, &ending(&held)).await.unwrap(), Released::Done);
