@@ -1,5 +1,6 @@
 //! What the main thread waits for: signals, the guardian, the keeper, and a moment in time.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub enum MainEvent {
 /// Signals, caught from the moment this exists.
 pub struct Signals {
     fd: SignalFd,
+    /// How many have come since anything else happened.
+    in_a_row: Cell<usize>,
     /// What was blocked before, which the command gets back.
     pub inherited_mask: SigSet,
     /// The same for SIGCHLD, if it was ignored: nobody would be told how a child ended.
@@ -76,7 +79,7 @@ impl Signals {
         if ignored_children {
             set(Signal::SIGCHLD, SigHandler::SigDfl);
         }
-        Ok(Signals { fd, inherited_mask, ignored_children })
+        Ok(Signals { fd, in_a_row: Cell::new(0), inherited_mask, ignored_children })
     }
 
     /// As they were before: from here on a signal simply ends us.
@@ -90,6 +93,7 @@ impl Signals {
     fn next(&self) -> Option<Caught> {
         let info = self.fd.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
+        self.in_a_row.set(self.in_a_row.get() + 1);
         Some(Caught { signal, from_terminal: info.ssi_code == libc::SI_KERNEL })
     }
 }
@@ -106,12 +110,15 @@ fn is_ignored(signal: Signal) -> bool {
 }
 
 /// Waits for whatever comes first. Signals come before everything else: a run must not start in the
-/// moment it is told to stop.
+/// moment it is told to stop. But a storm of signals must not keep dlock from anything else.
 pub fn next(signals: &Signals, guardian: &mut Guardian, keeper: &Keeper, due: Option<Instant>) -> Result<MainEvent> {
+    const STORM: usize = 2 * FORWARDED.len();
+    let signals_first = signals.in_a_row.get() < STORM;
     loop {
-        if let Some(caught) = signals.next() {
+        if signals_first && let Some(caught) = signals.next() {
             return Ok(MainEvent::Signal(caught));
         }
+        signals.in_a_row.set(0);
         if let Some(event) = keeper.next() {
             return Ok(MainEvent::Keeper(event));
         }
@@ -123,7 +130,7 @@ pub fn next(signals: &Signals, guardian: &mut Guardian, keeper: &Keeper, due: Op
         }
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
         match ready[..] {
-            [true, ..] => {}
+            [true, ..] if signals_first => {}
             [_, true, ..] => keeper.heard(),
             [_, _, true] => {
                 return Ok(match guardian.receive()? {
@@ -133,7 +140,11 @@ pub fn next(signals: &Signals, guardian: &mut Guardian, keeper: &Keeper, due: Op
             }
             // Last, so that a dlock that was stopped for a while first hears what has happened meanwhile.
             _ if due.is_some_and(Instant::has_passed) => return Ok(MainEvent::Due),
-            _ => {}
+            _ => {
+                if let Some(caught) = signals.next() {
+                    return Ok(MainEvent::Signal(caught));
+                }
+            }
         }
     }
 }

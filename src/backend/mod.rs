@@ -31,7 +31,7 @@ use serde::Serialize;
 use crate::clock::Instant;
 use crate::config::nearest;
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token};
+use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, rounded};
 pub use address::{Address, COMMON, Host};
 pub use file::{DiskTrouble, default_address as file_default_address};
 
@@ -311,7 +311,7 @@ pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>
     match tokio::time::timeout(patience, verb).await {
         Ok(answer) => answer,
         Err(_) => {
-            let patience = humantime::format_duration(patience);
+            let patience = rounded(patience);
             Err(Fault::Unreachable.because(format_args!("no answer within {patience}")))
         }
     }

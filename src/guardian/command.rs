@@ -78,11 +78,14 @@ impl Command {
 
     /// Starts the command. Whether it could be executed is heard by [`exec_result`](Self::exec_result): a program on a
     /// dead disk must not hold us up. An error: there is not even a process.
-    pub fn start(&mut self, variables: &BTreeMap<String, String>, leaf: Option<&Leaf>) -> Result<(), Errno> {
+    pub fn start(&mut self, variables: &BTreeMap<String, String>, leaf: &mut Option<Leaf>) -> Result<(), Errno> {
         put(&mut self.environment, variables);
         let guardian = getpid();
         let failed = self.exec_failed.take();
-        let forked = leaf.and_then(|leaf| leaf.fork().ok());
+        let forked = leaf.as_ref().and_then(|leaf| leaf.fork().ok());
+        if forked.is_none() {
+            *leaf = None;
+        }
         // SAFETY: there is one thread, so the child is a complete process.
         match forked.map_or_else(|| unsafe { fork() }, Ok)? {
             ForkResult::Parent { child } => {
@@ -160,12 +163,12 @@ impl Command {
     }
 
     /// Passes a signal on to the command's process group, or to our part of a group that others are or may be in.
-    pub fn signal(&self, signal: i32, tree: &Tree) {
+    pub fn signal(&self, signal: i32, tree: &Tree, until: Instant) {
         let (Ok(signal), Some(pid)) = (Signal::try_from(signal), self.pid) else { return };
         let group = self.joined.unwrap_or(pid);
         match self.own_group() {
             Some(group) => drop(killpg(group, signal)),
-            None => tree.signal_selected(signal, |pid| getpgid(Some(pid)) == Ok(group)),
+            None => tree.signal_selected(signal, until, |pid| getpgid(Some(pid)) == Ok(group)),
         }
     }
 
@@ -236,7 +239,7 @@ mod tests {
         let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
         let mut command = Command::new(&plan, None).unwrap();
         assert!(command.awaited().is_none(), "nothing was started yet");
-        command.start(&variables(&[("TOKEN", "7")]), None).unwrap();
+        command.start(&variables(&[("TOKEN", "7")]), &mut None).unwrap();
         let awaited = command.awaited().unwrap();
         poll(&mut [PollFd::new(awaited, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
         let result = command.exec_result();

@@ -4,6 +4,7 @@
 //!
 //! It is a help and no proof: root's processes can leave it. The walk over the tree follows in any case.
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fs::{DirBuilder, File};
 use std::io::Write;
@@ -15,6 +16,9 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::{ForkResult, Pid, geteuid, getpid};
+
+use super::tree::read_pids;
+use crate::clock;
 
 const INTO_CGROUP: u64 = 0x2_0000_0000;
 
@@ -39,6 +43,7 @@ struct CloneArgs {
 pub struct Leaf {
     path: PathBuf,
     directory: OwnedFd,
+    members: File,
     kill: File,
 }
 
@@ -48,23 +53,29 @@ impl Leaf {
         if geteuid().is_root() && Path::new("/run/systemd/system").exists() && !is_delegated(&base) {
             return None;
         }
-        let path = base.join(format!("dlock.{}", getpid()));
-        let create = || DirBuilder::new().mode(0o755).create(&path);
-        // One that was left behind is empty.
-        create().or_else(|_| std::fs::remove_dir(&path).and_then(|()| create())).ok()?;
-        let open = || -> std::io::Result<(OwnedFd, File)> {
+        // Somebody in another pid namespace may have the same process id.
+        let path = base.join(format!("dlock.{}.{}", getpid(), clock::now().as_nanos()));
+        DirBuilder::new().mode(0o755).create(&path).ok()?;
+        let open = || -> std::io::Result<(OwnedFd, File, File)> {
             let directory = File::open(&path)?.into();
+            let members = File::open(path.join("cgroup.procs"))?;
             // Kernels before 5.14 have none.
             let kill = File::options().write(true).open(path.join("cgroup.kill"))?;
-            Ok((directory, kill))
+            Ok((directory, members, kill))
         };
         match open() {
-            Ok((directory, kill)) => Some(Leaf { path, directory, kill }),
+            Ok((directory, members, kill)) => Some(Leaf { path, directory, members, kill }),
             Err(_) => {
                 let _ = std::fs::remove_dir(&path);
                 None
             }
         }
+    }
+
+    /// Whether all of these are in here. A process can be moved to another cgroup by whoever may.
+    pub fn has_all(&self, processes: &[Pid]) -> bool {
+        let members: HashSet<Pid> = read_pids(&self.members).unwrap_or_default().into_iter().collect();
+        processes.iter().all(|pid| members.contains(pid))
     }
 
     /// As fork(2), with the child in here from its birth.

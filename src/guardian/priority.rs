@@ -4,6 +4,7 @@
 use std::fmt;
 
 use nix::libc;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 /// How far the guardian could raise itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +43,10 @@ pub fn raise() -> (Priority, Option<Scheduling>) {
     let real_time = Scheduling::new(libc::SCHED_FIFO, 0, REAL_TIME_PRIORITY, 0);
     let nice = Scheduling::new(libc::SCHED_OTHER, HIGHEST_NICE, 0, SHORT_SLICE_NANOS);
     let short_slice = Scheduling::new(libc::SCHED_OTHER, before.0.sched_nice, 0, SHORT_SLICE_NANOS);
+    // The kernel kills a real-time process that uses up such a limit.
+    let limited = getrlimit(Resource::RLIMIT_RTTIME).is_ok_and(|(_, hard)| hard != RLIM_INFINITY);
     for (priority, scheduling) in [(Priority::RealTime, real_time), (Priority::Nice, nice)] {
-        if scheduling.apply() {
+        if !(limited && priority == Priority::RealTime) && scheduling.apply() {
             return (priority, Some(before));
         }
     }

@@ -14,7 +14,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ impl Proc {
         const OF_ONE_THREAD: u64 = 3;
         let tasks = format!("{parent}/task");
         if fstatat(self.0.as_fd(), tasks.as_str(), AtFlags::empty())?.st_nlink == OF_ONE_THREAD {
-            return read_pids(&mut self.children_list(parent)?);
+            return read_pids(&self.children_list(parent)?);
         }
         let mut found = Vec::new();
         let directory = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -116,7 +116,7 @@ impl Proc {
             let thread = thread?;
             let Some(thread) = thread.file_name().to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
             match self.open_file(&format!("{tasks}/{thread}/children")) {
-                Ok(mut list) => found.extend(read_pids(&mut list)?),
+                Ok(list) => found.extend(read_pids(&list)?),
                 Err(Errno::ENOENT | Errno::ESRCH) => {}
                 Err(error) => return Err(error),
             }
@@ -142,9 +142,11 @@ impl Proc {
     }
 }
 
-fn read_pids(list: &mut File) -> nix::Result<Vec<Pid>> {
+/// Reads a list of the kernel from its beginning.
+pub fn read_pids(mut list: &File) -> nix::Result<Vec<Pid>> {
     let mut text = String::new();
-    list.read_to_string(&mut text).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    let read = list.rewind().and_then(|()| list.read_to_string(&mut text));
+    read.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
     Ok(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect())
 }
 
@@ -200,13 +202,9 @@ impl Tree {
     }
 
     fn top(&self) -> nix::Result<Vec<Pid>> {
-        let mut list = &self.top;
-        let gone = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
-        list.seek(SeekFrom::Start(0)).map_err(gone)?;
-        let mut text = String::new();
-        list.read_to_string(&mut text).map_err(gone)?;
-        let pids = text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw);
-        Ok(pids.filter(|pid| !self.spared.contains(pid)).collect())
+        let mut pids = read_pids(&self.top)?;
+        pids.retain(|pid| !self.spared.contains(pid));
+        Ok(pids)
     }
 
     /// All processes below the root that can be found, dead ones that nobody has reaped included.
@@ -225,18 +223,18 @@ impl Tree {
     }
 
     /// Sends a signal to every descendant that `which` selects. All are found before the first is signalled: one that
-    /// dies of it would hide its children from the search.
-    pub fn signal_selected(&self, signal: Signal, which: impl Fn(Pid) -> bool) {
-        for pid in self.descendants().into_iter().filter(|pid| which(*pid)) {
+    /// dies of it would hide its children from the search. Stops at `until`, when something else is more urgent.
+    pub fn signal_selected(&self, signal: Signal, until: Instant, which: impl Fn(Pid) -> bool) {
+        for pid in self.descendants_while(|| !until.has_passed()).into_iter().filter(|pid| which(*pid)) {
             let _ = kill(pid, signal);
         }
     }
 
     /// Sends these signals, one after the other, to every descendant, and first to `group`, whose members get them in one
-    /// step. Stops at `until`, when something else is more urgent.
+    /// step. Stops at `until`.
     pub fn signal_all(&self, signals: &[Signal], group: Option<Pid>, until: Instant) {
         let elsewhere = |pid: &Pid| group.is_none_or(|group| getpgid(Some(*pid)) != Ok(group));
-        let others: Vec<Pid> = self.descendants().into_iter().filter(elsewhere).collect();
+        let others: Vec<Pid> = self.descendants_while(|| !until.has_passed()).into_iter().filter(elsewhere).collect();
         for signal in signals {
             let _ = group.map(|group| killpg(group, *signal));
             for pid in others.iter().take_while(|_| !until.has_passed()) {
@@ -250,10 +248,10 @@ impl Tree {
         self.descendants().into_iter().filter(|pid| !self.proc.is_zombie(*pid)).count()
     }
 
-    /// What one walk takes now, and how many processes it finds. Ends when it has taken `too_long`.
-    pub fn measure(&self, too_long: impl Fn(Duration) -> bool) -> (Duration, usize) {
+    /// What one walk takes now, and whom it finds. Ends when it has taken `too_long`.
+    pub fn measure(&self, too_long: impl Fn(Duration) -> bool) -> (Duration, Vec<Pid>) {
         let began = clock::now();
-        let found = self.descendants_while(|| !too_long(began.elapsed())).len();
+        let found = self.descendants_while(|| !too_long(began.elapsed()));
         (began.elapsed(), found)
     }
 
@@ -374,10 +372,10 @@ mod tests {
             assert!(tree.descendants().is_empty());
             let first = pid(&shell(FAMILY));
             until("the family to be complete", || is_complete(&tree));
-            assert_eq!((tree.living(), tree.measure(|_| false).1), (5, 5));
+            assert_eq!((tree.living(), tree.measure(|_| false).1.len()), (5, 5));
             let children = tree.top().unwrap();
             assert!(children.len() == 2 && children.contains(&first), "the orphan came to us");
-            assert!(tree.measure(|_| true).1 < 5, "a walk that takes too long ends");
+            assert!(tree.measure(|_| true).1.len() < 5, "a walk that takes too long ends");
             let mut seen = Vec::new();
             tree.end_all(|pid, status| seen.push((pid, status)), |refused| panic!("{refused:?}"));
             assert!(matches!(next_news(0), Children::None));
@@ -416,7 +414,7 @@ mod tests {
                 use std::os::unix::process::ExitStatusExt;
                 child.wait().unwrap().signal()
             };
-            tree.signal_selected(Signal::SIGUSR1, |found| found == pid(&chosen));
+            tree.signal_selected(Signal::SIGUSR1, Instant::NEVER, |found| found == pid(&chosen));
             assert_eq!(died_of(&mut chosen), Some(libc::SIGUSR1));
             assert!(other.try_wait().unwrap().is_none());
             // One that is stopped gets its signal with the SIGCONT behind it; nobody gets any once the time is up.

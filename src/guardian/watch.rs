@@ -5,7 +5,7 @@
 //! It also watches itself: at every renewal, and when none comes at half of the time that is left, it measures how late
 //! it is and how long a walk over the tree takes. SIGKILL then comes so much earlier.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -43,6 +43,9 @@ struct Watch {
     timer: TimerFd,
     /// What the timer is set to.
     armed: Instant,
+    /// Sends us SIGCONT when a deadline is due: somebody may have stopped us, and dlock as well.
+    wake: Timer,
+    wakes_at: Instant,
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
@@ -74,6 +77,16 @@ struct Woken {
     lateness: Option<Duration>,
 }
 
+/// What dlock has said.
+enum Heard {
+    Orders,
+    Linger {
+        until: Instant,
+    },
+    /// dlock is gone.
+    End,
+}
+
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
 pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: GuardianOptions) {
@@ -98,6 +111,7 @@ impl Watch {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
+        let wake = timer_that_sends(Signal::SIGCONT)?;
         let tree = Tree::below_us(proc)?;
         let (_, before) = priority::raise();
         let command = Command::new(plan, before)?;
@@ -107,6 +121,8 @@ impl Watch {
             options,
             timer,
             armed: Instant::NEVER,
+            wake,
+            wakes_at: Instant::NEVER,
             signals,
             tree,
             leaf,
@@ -130,30 +146,51 @@ impl Watch {
             self.arm()?;
             let woken = self.sleep()?;
             let was_stopped = self.read_signals();
-            // All that dlock has said counts before anything is enforced: a later deadline may have come in the meantime.
-            let mut spoken_to = woken.by_dlock;
-            while spoken_to {
-                match self.link.receive()? {
-                    Some((Order::Linger { until }, descriptors)) => {
-                        self.descriptors = descriptors;
-                        return self.linger(until);
-                    }
-                    Some((order, descriptors)) => self.obey(order, descriptors, was_stopped),
-                    None => {
+            let mut forwarded = BTreeSet::new();
+            if woken.by_dlock {
+                match self.hear_dlock(was_stopped, &mut forwarded)? {
+                    Heard::Orders => {}
+                    Heard::Linger { until } => return self.linger(until),
+                    Heard::End => {
                         self.dlock_is_gone();
                         return Ok(());
                     }
                 }
-                spoken_to = self.link.has_more();
             }
             if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measure_at.has_passed()) {
                 self.measure(lateness);
             }
             // First: a command that forks without end must not keep us from it.
             self.enforce();
+            // Only now: to find whom to signal may take long.
+            for signal in forwarded {
+                self.command.signal(signal, &self.tree, self.due().kill_at);
+            }
             self.reap();
             self.flush();
         }
+    }
+
+    /// Reads all that dlock has said before anything is enforced: a later deadline may be among it, or the end. Signals
+    /// are collected, each once: there may be hundreds.
+    fn hear_dlock(&mut self, was_stopped: bool, forwarded: &mut BTreeSet<i32>) -> Result<Heard> {
+        // More than fit into the socket at once. One who never stops talking must not keep us from the deadlines.
+        const MOST: usize = 4096;
+        for _ in 0..MOST {
+            match self.link.receive()? {
+                Some((Order::Linger { until }, descriptors)) => {
+                    self.descriptors = descriptors;
+                    return Ok(Heard::Linger { until });
+                }
+                Some((Order::Signal(signal), _)) => drop(forwarded.insert(signal)),
+                Some((order, descriptors)) => self.obey(order, descriptors, was_stopped),
+                None => return Ok(Heard::End),
+            }
+            if !self.link.has_more() {
+                break;
+            }
+        }
+        Ok(Heard::Orders)
     }
 
     /// Waits for dlock, for a child, or for the timer.
@@ -198,7 +235,12 @@ impl Watch {
     /// expiry that was acted on.
     fn arm(&mut self) -> Result<()> {
         let measure_at = if self.stage == Stage::Running { self.measure_at } else { Instant::NEVER };
-        self.armed = self.stage.due_at(self.deadlines, self.pace).min(measure_at);
+        let due = self.stage.due_at(self.deadlines, self.pace);
+        if due != self.wakes_at {
+            self.wakes_at = due;
+            self.wake.set(once_at(due), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;
+        }
+        self.armed = due.min(measure_at);
         self.timer.set(once_at(self.armed), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timerfd_settime")
     }
 
@@ -214,7 +256,7 @@ impl Watch {
                     self.stage = Stage::Running;
                     self.extended = clock::now();
                     let lateness = sent.elapsed();
-                    if let Err(errno) = self.command.start(&variables, self.leaf.as_ref()) {
+                    if let Err(errno) = self.command.start(&variables, &mut self.leaf) {
                         // Without a process there is no end of one to wait for.
                         self.ended = true;
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
@@ -230,13 +272,12 @@ impl Watch {
                 self.extended = clock::now();
                 self.measure(if was_stopped { Duration::ZERO } else { sent.elapsed() });
             }
-            Order::Signal(signal) => self.command.signal(signal, &self.tree),
             // Without a moment to heed it, a first signal could only do half of what it is for.
             Order::End { grace: Duration::ZERO } if matches!(self.stage, Stage::Running | Stage::Ending(_)) => {
                 self.end_everything();
             }
             Order::End { grace } => self.first_signal(clock::now() + grace),
-            Order::Linger { .. } => {}
+            Order::Signal(_) | Order::Linger { .. } => {}
         }
     }
 
@@ -250,9 +291,10 @@ impl Watch {
         }
         let (before, deadlines) = (self.pace, self.deadlines);
         let is_due = |walk| deadlines.with_margin(before.measured(lateness, walk, 0).margin()).signal_at.has_passed();
+        let (walk, found) = self.tree.measure(is_due);
         // What is killed in one step needs no walk before it is dead.
-        let (walk, processes) = if self.leaf.is_some() { (Duration::ZERO, 0) } else { self.tree.measure(is_due) };
-        self.pace = before.measured(lateness, walk, processes);
+        let in_one_step = self.leaf.as_ref().is_some_and(|leaf| leaf.has_all(&found));
+        self.pace = before.measured(lateness, if in_one_step { Duration::ZERO } else { walk }, found.len());
         let half = self.due().signal_at.remaining() / 2;
         if half > SOONEST {
             self.measure_at = clock::now() + half;
@@ -425,10 +467,14 @@ impl Watch {
 
 /// Has the kernel kill this process then, unless what is returned is dropped before.
 pub fn die_at(instant: Instant) -> Result<Timer> {
-    let kill = SigevNotify::SigevSignal { signal: Signal::SIGKILL, si_value: 0 };
-    let mut timer = Timer::new(nix::time::ClockId::CLOCK_BOOTTIME, SigEvent::new(kill)).context("timer_create")?;
+    let mut timer = timer_that_sends(Signal::SIGKILL)?;
     timer.set(once_at(instant), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;
     Ok(timer)
+}
+
+fn timer_that_sends(signal: Signal) -> Result<Timer> {
+    let send = SigevNotify::SigevSignal { signal, si_value: 0 };
+    Timer::new(nix::time::ClockId::CLOCK_BOOTTIME, SigEvent::new(send)).context("timer_create")
 }
 
 /// An instant of zero would disarm a timer instead of firing it.

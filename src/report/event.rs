@@ -32,6 +32,8 @@ pub enum Event<'a> {
     WaitingForBackend { why: &'a str },
     Recovered,
     Lost { why: &'a str },
+    // Noticed only when the command had ended.
+    FoundLost,
     ForceReleased { by: &'a Revocation },
     Revoked { by: &'a Revocation },
     // The job was suspended for so long, if that is why.
@@ -145,6 +147,10 @@ impl Event<'_> {
             Event::Lost { why } => {
                 error("lost", format!("lost the lock: {why}; ending the command")).with("reason", why)
             }
+            Event::FoundLost => {
+                let why = "it was not ours any more when the command had ended";
+                error("lost", format!("lost the lock: {why}")).with("reason", why)
+            }
             Event::ForceReleased { by } => {
                 let how = format!("{} took it away with force-release --now ({})", by.operator(), by.reason);
                 error("lost", format!("lost the lock: {how}; ending the command"))
@@ -211,7 +217,9 @@ impl Event<'_> {
                 let text = format!("the command left {processes} process(es) behind; ended them (see --leftovers)");
                 warning("leftovers", text).with("processes", processes)
             }
-            Event::GuardianDied => error("guardian-died", "the guardian process was killed; ended the command".into()),
+            Event::GuardianDied => {
+                error("guardian-died", "the guardian process was killed; no process of the command is left".into())
+            }
             Event::Orphaned => error("orphaned", "dlock itself was killed; ended the command".into()),
             Event::ReleaseFailed { why } => {
                 warning("release-failed", format!("not released: {why}; the lease will run out by itself"))

@@ -43,6 +43,7 @@ fn a_waiter_without_a_guardian_heeds_sigterm() {
     until("it to wait", || bed.dlock().args(["status", "--json", "x"]).ended().stdout.contains("waiting_since"));
     // Both come at once, so that the signal is heard first.
     waiter.signal(Signal::SIGSTOP);
+    until("it to be stopped", || status_of(waiter.pid()).contains("State:\tT"));
     signal(guardian, Signal::SIGKILL);
     waiter.signal(Signal::SIGTERM);
     waiter.signal(Signal::SIGCONT);
@@ -95,11 +96,14 @@ fn a_dlock_that_was_stopped_for_long_hears_of_the_end_all_the_same() {
     running.ended().expect(137);
 }
 
+fn status_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+}
+
 fn is_asleep(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = status_of(pid);
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap_or("0").trim();
-    status.contains("State:\tS")
-        && u64::from_str_radix(pending, 16).unwrap_or(0) & (1 << (Signal::SIGCHLD as i32 - 1)) == 0
+    status.contains("State:\tS") && u64::from_str_radix(pending, 16) == Ok(0)
 }
 
 #[test]
@@ -241,4 +245,29 @@ fn a_guardian_that_was_stopped_while_the_lease_was_renewed_goes_on() {
     assert_eq!(log.runs().len(), 1);
     holder.signal(Signal::SIGTERM);
     holder.ended().expect(143);
+}
+
+/// As by `pkill -STOP -f 'dlock run'`: the guardian has the same command line.
+#[test]
+fn a_guardian_that_is_stopped_together_with_dlock_wakes_in_time() {
+    let (redis, log) = (Redis::new(), Log::new());
+    let holder = redis.dlock().run("x").args(["--ttl", "3s"]).args(log.witness(&["daemons=3"])).spawn();
+    log.await_runs(1, 4);
+    let waiter = redis.dlock().run("x").args(log.witness(&["for=50"])).spawn();
+    holder.signal(Signal::SIGSTOP);
+    signal(holder.guardian(), Signal::SIGSTOP);
+    waiter.ended().expect(0);
+    log.assert_no_overlap();
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(79);
+}
+
+#[test]
+fn reentrant_is_refused_inside_a_run_that_leaves_processes_behind() {
+    let bed = FileBed::new();
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
+    let inner = format!("{dlock} run -b {} --name x --reentrant -- echo ran", bed.url());
+    let ended = bed.dlock().run("x").args(["--leftovers", "leave"]).sh(&inner).ended().expect(64);
+    assert_eq!(ended.stdout, "");
+    bed.dlock().run("x").args(["--leftovers", "wait"]).sh(&inner).ended().expect(0);
 }

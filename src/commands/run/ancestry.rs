@@ -8,6 +8,7 @@ use std::fs::read_to_string;
 
 use nix::unistd::{Pid, getpid};
 
+use crate::config::Leftovers;
 use crate::lock::{LockName, OwnerId};
 
 /// `name=owner` of every run we are inside of, outermost first.
@@ -41,14 +42,15 @@ pub fn is_ancestor(owner: &str) -> bool {
     parents.skip(1).any(|parent| parent == process.pid && Process::of(parent) == Some(process))
 }
 
-/// The variables' values for a command that runs under one lock more.
-pub fn with(name: &LockName, owner: &OwnerId) -> [(String, String); 2] {
+/// The variables' values for a command that runs under one lock more. A run that leaves processes behind names no process:
+/// it would not end an inner run before it releases the lock.
+pub fn with(name: &LockName, owner: &OwnerId, leftovers: Leftovers) -> [(String, String); 2] {
     let add = |variable: &str, entry: String| {
         let inherited = std::env::var(variable).unwrap_or_default();
         (variable.to_owned(), format!("{inherited} {entry}").trim_start().to_owned())
     };
-    let process =
-        Process::of(getpid()).map_or_else(String::new, |process| format!("{owner}={}.{}", process.pid, process.born));
+    let process = Process::of(getpid()).filter(|_| leftovers != Leftovers::Leave);
+    let process = process.map_or_else(String::new, |process| format!("{owner}={}.{}", process.pid, process.born));
     [add(VARIABLE, format!("{name}={owner}")), add(PROCESSES, process)]
 }
 

@@ -218,7 +218,7 @@ impl Run {
             }
             Ok(Released::ForceReleased(_)) => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) if result.is_lost() => return Ok(Released::NotOurs),
-            Ok(Released::NotOurs) => Event::Lost { why: "it was not ours any more when the command had ended" },
+            Ok(Released::NotOurs) => Event::FoundLost,
             Ok(Released::Done) => done,
             Err(error) if error.root_cause().is::<Unrecorded>() => {
                 Event::Unrecorded { what: &error.root_cause().to_string() }
@@ -287,7 +287,7 @@ impl Run {
             (again::VARIABLE.into(), String::new()),
             (notify::VARIABLE.into(), String::new()),
         ]);
-        variables.extend(ancestry::with(&lease.name, &lease.owner));
+        variables.extend(ancestry::with(&lease.name, &lease.owner, self.job.leftovers));
         variables
     }
 

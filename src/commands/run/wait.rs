@@ -126,8 +126,9 @@ impl Run {
             }
             KeeperEvent::Nested(holder) if self.job.reentrant => {
                 if !holder.owner.as_deref().is_some_and(ancestry::is_ancestor) {
-                    let advice = "--reentrant works only in a process that the outer run has started: its variables are \
-                                  here, but it is no ancestor of this process and would not end this command in time";
+                    let advice = "--reentrant works only in a process that the outer run has started and ends: its variables are \
+                                  here, but it is no ancestor of this process, or has --leftovers leave, and would not \
+                                  end this command in time";
                     return Err(self.about(Fault::Usage.because(advice)));
                 }
                 return Ok(Some(Waited::Nested(holder)));
