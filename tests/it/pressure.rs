@@ -5,6 +5,8 @@
 //! The suite plays small scenes. `tests/run --pressure` plays the large ones, and prints the table of docs/faults.md.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -259,9 +261,17 @@ impl CpuGroup {
             let path = Path::new(base).join(unique("pressure"));
             std::fs::create_dir(&path).ok()?;
             let group = CpuGroup(path);
-            limits.iter().all(|(file, limit)| std::fs::write(group.0.join(file), limit).is_ok()).then_some(group)
+            // Only what is there already: in an ordinary directory, a file would be made that limits nothing.
+            let write = |file: &str, limit: &str| {
+                File::options()
+                    .write(true)
+                    .open(group.0.join(file))
+                    .and_then(|mut file| file.write_all(limit.as_bytes()))
+            };
+            limits.iter().all(|(file, limit)| write(file, limit).is_ok()).then_some(group)
         };
-        let _ = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+cpu");
+        let controllers = File::options().write(true).open("/sys/fs/cgroup/cgroup.subtree_control");
+        let _ = controllers.and_then(|mut controllers| controllers.write_all(b"+cpu"));
         make("/sys/fs/cgroup", &[("cpu.max", format!("{quota} 100000"))]).or_else(|| {
             make(
                 "/sys/fs/cgroup/cpu",

@@ -39,6 +39,7 @@ pub enum Fault {
     DlockOutOfMemory,
     GuardianKilled,
     GuardianStopped,
+    AllStopped,
     MachineFrozen,
     CommandForks,
     CommandChains,
@@ -60,6 +61,7 @@ pub mod faults {
         DlockKilled,
         DlockAborted,
         GuardianKilled,
+        AllStopped,
         MachineFrozen,
         CommandForks,
         CommandChains,
@@ -76,7 +78,7 @@ pub mod faults {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 38] = [
+    pub const ALL: [Fault; 39] = [
         PathFrozen,
         PathCut,
         PathHalfOpen,
@@ -108,6 +110,7 @@ impl Fault {
         DlockOutOfMemory,
         GuardianKilled,
         GuardianStopped,
+        AllStopped,
         MachineFrozen,
         CommandForks,
         CommandChains,
@@ -150,6 +153,7 @@ impl Fault {
             DlockOutOfMemory => "dlock out of memory (RLIMIT_DATA)",
             GuardianKilled => "guardian SIGKILLed",
             GuardianStopped => "guardian SIGSTOPped, path frozen",
+            AllStopped => "dlock, guardian and command SIGSTOPped",
             MachineFrozen => "dlock, guardian and command frozen together, and woken",
             CommandForks => "command forks in a loop, dlock SIGSTOPped",
             CommandChains => "command is 6 chains of processes that fork and end without a pause, dlock SIGSTOPped",
@@ -234,7 +238,7 @@ impl Fault {
 
     /// Whether it keeps a living command from beating.
     pub fn silences(self) -> bool {
-        matches!(self, MachineFrozen | CommandStopped)
+        matches!(self, AllStopped | MachineFrozen | CommandStopped)
     }
 
     /// What the place has to have for it.

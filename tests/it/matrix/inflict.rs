@@ -1,11 +1,15 @@
 //! How a fault is done to a scene.
 
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::fault::Fault::{self, *};
 use super::scene::{Scene, TTL};
-use crate::support::{Bed, Leader, Proxy, living_with, signal, until};
+use crate::support::{Bed, Leader, Proxy, living_with, signal, unique, until};
 
 /// How far clocks are set.
 const HOUR: i64 = 3600;
@@ -38,7 +42,9 @@ impl Fault {
                 order.ended().expect(0);
             }
             DlockStopped | DlockKilled | DlockAborted | DlockOutOfMemory | GuardianKilled | GuardianStopped
-            | MachineFrozen | CommandForks | CommandChains | CommandStopped => self.inflict_on_processes(scene),
+            | AllStopped | MachineFrozen | CommandForks | CommandChains | CommandStopped => {
+                self.inflict_on_processes(scene)
+            }
         }
     }
 
@@ -162,12 +168,17 @@ impl Fault {
             }
             _ => {
                 let mut everything = living_with(&scene.mark);
-                everything.iter().for_each(|&pid| signal(pid, Signal::SIGSTOP));
+                // Where there is none, stopping is as good as it gets; then the guardian wakes up by itself.
+                let freezer = Some(&everything).filter(|_| self == MachineFrozen).and_then(|all| Freezer::of(all));
+                if freezer.is_none() {
+                    everything.iter().for_each(|&pid| signal(pid, Signal::SIGSTOP));
+                }
                 match scene.site.servers[..] {
                     // The fault itself: no lease runs out behind its back, so nobody gets on before it is over.
                     [] => std::thread::sleep(TTL * 3 / 2),
                     _ => scene.await_waiters_end(),
                 }
+                drop(freezer);
                 // The command first, the worst order; who wakes early may end those behind it.
                 everything.sort_unstable_by_key(|&pid| std::cmp::Reverse(pid));
                 for pid in everything {
@@ -179,6 +190,45 @@ impl Fault {
                 }
             }
         }
+    }
+}
+
+/// Processes that do not run at all, whatever is sent to them, until this is dropped: a cgroup, of either version, that
+/// root can make.
+struct Freezer {
+    group: PathBuf,
+    state: (&'static str, &'static str),
+}
+
+impl Freezer {
+    fn of(processes: &[u32]) -> Option<Freezer> {
+        let first = ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED");
+        let second = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(|base| (base, "cgroup.freeze", "1", "0"));
+        [first].into_iter().chain(second).find_map(|(base, file, freeze, thaw)| {
+            let group = Path::new(base).join(unique("frozen"));
+            std::fs::create_dir(&group).ok()?;
+            let freezer = Freezer { group, state: (file, thaw) };
+            processes.iter().try_for_each(|pid| freezer.write("cgroup.procs", &pid.to_string())).ok()?;
+            freezer.write(file, freeze).ok()?;
+            Some(freezer)
+        })
+    }
+
+    /// Into what is there: in an ordinary directory nothing is frozen.
+    fn write(&self, file: &str, text: &str) -> std::io::Result<()> {
+        File::options().write(true).open(self.group.join(file))?.write_all(text.as_bytes())
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let _ = self.write(self.state.0, self.state.1);
+        // Its processes may leave it late, or be killed; an empty group is nobody's concern.
+        let base = self.group.parent().unwrap();
+        for pid in std::fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = std::fs::write(base.join("cgroup.procs"), pid);
+        }
+        let _ = std::fs::remove_dir(&self.group);
     }
 }
 

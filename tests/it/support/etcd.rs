@@ -284,6 +284,7 @@ pub static ETCD: Place = Place {
         Fault::ServersPaused,
         Fault::RecordDeleted,
         Fault::DlockStopped,
+        Fault::AllStopped,
         Fault::MachineFrozen,
     ]],
     covered: true,

@@ -117,7 +117,7 @@ pub static FILE: Place = Place {
     late: 32,
     faults: &[faults::ANYWHERE, &[Fault::DiskFull, Fault::RecordDeleted]],
     expect: &[(Fault::RecordDeleted, Expect::TokenRefuses), (Fault::MachineFrozen, Expect::NoOverlap)],
-    exit_codes: &[(Fault::MachineFrozen, &[79, 125, 137])],
+    exit_codes: &[(Fault::AllStopped, &[79, 125, 137]), (Fault::MachineFrozen, &[79, 125, 137])],
     short: &[&Fault::ALL],
     covered: true,
 };
