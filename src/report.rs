@@ -23,7 +23,7 @@ pub use event::Event;
 use event::{Level, Told, WAITING};
 pub use wording::{brief, describe, how_it_ended, since, whole_seconds, whose};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Text,
     Json,
