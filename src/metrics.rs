@@ -63,6 +63,8 @@ const HELD_SINCE: &str = "dlock_held_since_timestamp_seconds";
 /// The upper bounds of the histograms' buckets, in seconds: from a moment to a day.
 const BUCKETS: [&str; 9] = ["0.1", "1", "10", "60", "600", "3600", "21600", "86400", "+Inf"];
 
+const FOREIGN: &str = "it has something else in it than metrics of dlock's, and is left as it is; name another file";
+
 /// Values by series: what stands before the braces, and between them.
 type Samples = BTreeMap<(String, String), f64>;
 
@@ -70,8 +72,8 @@ type Samples = BTreeMap<(String, String), f64>;
 pub fn refuse_foreign(path: &Path) -> Result<()> {
     let Ok(place) = openat::resolve(path) else { return Ok(()) };
     match Metrics(place).read() {
-        Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Foreign>()) => {
-            Err(Fault::Config.because(format_args!("--metrics-file: {}: {Foreign}", path.display())))
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            Err(Fault::Config.because(format_args!("--metrics-file: {}: {error}", path.display())))
         }
         _ => Ok(()),
     }
@@ -102,18 +104,6 @@ fn change(path: &Path, patience: Duration, count: impl FnOnce(&mut Samples)) -> 
     file.write(&samples).with_context(about)
 }
 
-/// What is in the file is not dlock's.
-#[derive(Debug)]
-struct Foreign;
-
-impl std::fmt::Display for Foreign {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("it has something else in it than metrics of dlock's, and is left as it is; name another file")
-    }
-}
-
-impl std::error::Error for Foreign {}
-
 /// The file, and those beside it that are needed to change it.
 struct Metrics(Place);
 
@@ -139,7 +129,7 @@ impl Metrics {
                 let mut bytes = Vec::new();
                 file.take(LONGEST).read_to_end(&mut bytes)?;
                 let text = String::from_utf8(bytes).ok().filter(|text| text.lines().all(is_ours));
-                text.map(|text| parse(&text)).ok_or_else(|| Error::new(ErrorKind::InvalidData, Foreign))
+                text.map(|text| parse(&text)).ok_or_else(|| Error::new(ErrorKind::InvalidData, FOREIGN))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Samples::new()),
             Err(error) => Err(error),

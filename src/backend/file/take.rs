@@ -66,6 +66,7 @@ impl FileBackend {
         let record = Record::new(ask, inode, token, slot.as_ref().map(|(n, _)| *n));
         let record_file = record.write(&side, HOLDER)?;
         let slot = slot.map(|(n, file)| (n, Arc::new(file)));
+        self.interference = None;
         let claim = self.claim.insert(Claim { files, lock: Arc::new(lock), slot, record, record_file });
         Ok(Attempt::Granted(Lease {
             name: ask.name.clone(),
