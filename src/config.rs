@@ -320,30 +320,20 @@ impl Tenure {
     pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
         LeaseTiming::new(ttl, None).context(Fault::Usage)?;
-        let extension = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
-        let name = names::of("renew", args.named)?;
-        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), extension)
+        Ok(Tenure {
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            name: names::of("renew", args.named)?,
+            owner: owner(args.owner)?,
+            extension: if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) },
+        })
     }
 
     pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<Tenure> {
-        let name = names::of("release", args.named)?;
-        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), Extension::End)
-    }
-
-    fn new(
-        layers: &mut Layers,
-        common: &cli::Common,
-        name: LockName,
-        owner: Option<&str>,
-        extension: Extension,
-    ) -> Result<Tenure> {
-        let from_environment = std::env::var("DLOCK_OWNER").unwrap_or_default();
-        let owner = owner.unwrap_or(&from_environment);
         Ok(Tenure {
-            service: Service::from_layers(layers, common, None)?,
-            name,
-            owner: owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)?,
-            extension,
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            name: names::of("release", args.named)?,
+            owner: owner(args.owner)?,
+            extension: Extension::End,
         })
     }
 }
@@ -387,6 +377,11 @@ impl Service {
 /// What only a flag can set.
 fn flag<T>(name: &'static str, typed: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
     typed.map(parse).transpose().context(name).context(Fault::Usage)
+}
+
+fn owner(typed: Option<String>) -> Result<OwnerId> {
+    let owner = typed.or_else(|| std::env::var("DLOCK_OWNER").ok()).unwrap_or_default();
+    owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)
 }
 
 fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {

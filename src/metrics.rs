@@ -178,10 +178,10 @@ impl Series<'_> {
     /// Adds to a histogram, or only makes sure that it is there.
     fn observe(&mut self, metric: &str, span: Option<Duration>) {
         let seconds = span.unwrap_or_default().as_secs_f64();
-        let once = if span.is_some() { 1.0 } else { 0.0 };
+        let once = f64::from(span.is_some());
         for bound in BUCKETS {
             let is_within = bound.parse().is_ok_and(|bound: f64| seconds <= bound);
-            *self.value(&format!("{metric}_bucket"), &format!(",le=\"{bound}\"")) += if is_within { once } else { 0.0 };
+            *self.value(&format!("{metric}_bucket"), &format!(",le=\"{bound}\"")) += once * f64::from(is_within);
         }
         self.add(&format!("{metric}_sum"), seconds);
         self.add(&format!("{metric}_count"), once);
@@ -189,9 +189,8 @@ impl Series<'_> {
 }
 
 fn start(series: &mut Series, tally: &Tally) {
-    let once = |happened: bool| if happened { 1.0 } else { 0.0 };
-    series.add("dlock_acquisitions_total", once(tally.acquired));
-    series.add("dlock_busy_total", once(tally.busy));
+    series.add("dlock_acquisitions_total", f64::from(tally.acquired));
+    series.add("dlock_busy_total", f64::from(tally.busy));
     series.add("dlock_wait_seconds_total", tally.waited.as_secs_f64());
     series.observe(WAIT, Some(tally.waited).filter(|_| tally.acquired || tally.busy));
     match tally.since {
@@ -201,9 +200,8 @@ fn start(series: &mut Series, tally: &Tally) {
 }
 
 fn end(series: &mut Series, tally: &Tally) {
-    let once = |happened: bool| if happened { 1.0 } else { 0.0 };
-    series.add("dlock_lost_total", once(tally.lost));
-    series.add("dlock_failures_total", once(tally.ended.is_some_and(|ended| ended.exit_code != 0)));
+    series.add("dlock_lost_total", f64::from(tally.lost));
+    series.add("dlock_failures_total", f64::from(tally.ended.is_some_and(|ended| ended.exit_code != 0)));
     series.add("dlock_hold_seconds_total", tally.held.as_secs_f64());
     series.observe(HOLD, tally.ended.map(|_| tally.held));
     // Another run may have the lock by now.
