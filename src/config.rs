@@ -19,7 +19,7 @@ use crate::exit::{Exit, Fault};
 use crate::lock::{LeaseTiming, LockName, Mode, OwnerId, Selector, Token, rounded};
 pub use file::ConfigFile;
 pub use layers::{Explained, Layers, SETTINGS, variable};
-pub use values::{Color, Layout, Leftovers, OnLost, nearest};
+pub use values::{Color, Layout, Leftovers, OnLost, nearest, words};
 pub use voice::{load, typed_format};
 
 const DEFAULT_TTL: &str = "30s";
@@ -185,8 +185,8 @@ impl Job {
             once: flag("--once", args.once.as_deref(), values::once_key)?,
             signal: layers.value("signal", args.signal.as_deref(), values::signal, "TERM")?,
             timeout: layers.option("timeout", args.timeout.as_deref(), values::duration, "none")?.filter(is_set),
-            on_lost: layers.value("on-lost", args.on_lost.as_deref(), values::on_lost, "kill")?,
-            leftovers: layers.value("leftovers", args.leftovers.as_deref(), values::leftovers, "kill")?,
+            on_lost: layers.value("on-lost", args.on_lost.as_deref(), values::choice, "kill")?,
+            leftovers: layers.value("leftovers", args.leftovers.as_deref(), values::choice, "kill")?,
             hold_at_least: layers.value("hold-at-least", args.hold_at_least.as_deref(), values::duration, "0")?,
             metrics_file: layers.option("metrics-file", args.metrics_file.as_deref(), values::path, "none")?,
             on_event: layers.option("on-event", args.on_event.as_deref(), values::shell_command, "none")?,
@@ -217,14 +217,14 @@ impl StatusQuery {
         let wanted = names::all(&args.locks)?;
         let watch = flag("--watch", args.watch.as_deref(), values::duration)?;
         let layout = if args.json { Some("json") } else { args.format.as_deref() };
-        let layout = flag("--format", layout, values::layout)?;
+        let layout = flag("--format", layout, values::choice)?;
         if args.exit_code && wanted.is_empty() {
             return Err(Fault::Usage.because("--exit-code is about locks that are named; see dlock status --help"));
         }
         if watch.is_some() && layout == Some(Layout::Prometheus) {
             return Err(Fault::Usage.because("--format prometheus is printed once, not with --watch"));
         }
-        let color = flag("--color", args.color.as_deref(), values::color)?;
+        let color = flag("--color", args.color.as_deref(), values::choice)?;
         let service = Service::from_layers(&mut layers, &args.common, None)?;
         Ok(StatusQuery {
             backend_flag: args.common.backend.map(|typed| match typed.contains("://") {
@@ -320,30 +320,20 @@ impl Tenure {
     pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
         LeaseTiming::new(ttl, None).context(Fault::Usage)?;
-        let extension = if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) };
-        let name = names::of("renew", args.named)?;
-        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), extension)
+        Ok(Tenure {
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            name: names::of("renew", args.named)?,
+            owner: owner(args.owner)?,
+            extension: if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) },
+        })
     }
 
     pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<Tenure> {
-        let name = names::of("release", args.named)?;
-        Tenure::new(&mut layers, &args.common, name, args.owner.as_deref(), Extension::End)
-    }
-
-    fn new(
-        layers: &mut Layers,
-        common: &cli::Common,
-        name: LockName,
-        owner: Option<&str>,
-        extension: Extension,
-    ) -> Result<Tenure> {
-        let from_environment = std::env::var("DLOCK_OWNER").unwrap_or_default();
-        let owner = owner.unwrap_or(&from_environment);
         Ok(Tenure {
-            service: Service::from_layers(layers, common, None)?,
-            name,
-            owner: owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)?,
-            extension,
+            service: Service::from_layers(&mut layers, &args.common, None)?,
+            name: names::of("release", args.named)?,
+            owner: owner(args.owner)?,
+            extension: Extension::End,
         })
     }
 }
@@ -387,6 +377,11 @@ impl Service {
 /// What only a flag can set.
 fn flag<T>(name: &'static str, typed: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
     typed.map(parse).transpose().context(name).context(Fault::Usage)
+}
+
+fn owner(typed: Option<String>) -> Result<OwnerId> {
+    let owner = typed.or_else(|| std::env::var("DLOCK_OWNER").ok()).unwrap_or_default();
+    owner.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)
 }
 
 fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {

@@ -63,6 +63,8 @@ const HELD_SINCE: &str = "dlock_held_since_timestamp_seconds";
 /// The upper bounds of the histograms' buckets, in seconds: from a moment to a day.
 const BUCKETS: [&str; 9] = ["0.1", "1", "10", "60", "600", "3600", "21600", "86400", "+Inf"];
 
+const FOREIGN: &str = "it has something else in it than metrics of dlock's, and is left as it is; name another file";
+
 /// Values by series: what stands before the braces, and between them.
 type Samples = BTreeMap<(String, String), f64>;
 
@@ -70,8 +72,8 @@ type Samples = BTreeMap<(String, String), f64>;
 pub fn refuse_foreign(path: &Path) -> Result<()> {
     let Ok(place) = openat::resolve(path) else { return Ok(()) };
     match Metrics(place).read() {
-        Err(error) if error.get_ref().is_some_and(|inner| inner.is::<Foreign>()) => {
-            Err(Fault::Config.because(format_args!("--metrics-file: {}: {Foreign}", path.display())))
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            Err(Fault::Config.because(format_args!("--metrics-file: {}: {error}", path.display())))
         }
         _ => Ok(()),
     }
@@ -102,18 +104,6 @@ fn change(path: &Path, patience: Duration, count: impl FnOnce(&mut Samples)) -> 
     file.write(&samples).with_context(about)
 }
 
-/// What is in the file is not dlock's.
-#[derive(Debug)]
-struct Foreign;
-
-impl std::fmt::Display for Foreign {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("it has something else in it than metrics of dlock's, and is left as it is; name another file")
-    }
-}
-
-impl std::error::Error for Foreign {}
-
 /// The file, and those beside it that are needed to change it.
 struct Metrics(Place);
 
@@ -139,7 +129,7 @@ impl Metrics {
                 let mut bytes = Vec::new();
                 file.take(LONGEST).read_to_end(&mut bytes)?;
                 let text = String::from_utf8(bytes).ok().filter(|text| text.lines().all(is_ours));
-                text.map(|text| parse(&text)).ok_or_else(|| Error::new(ErrorKind::InvalidData, Foreign))
+                text.map(|text| parse(&text)).ok_or_else(|| Error::new(ErrorKind::InvalidData, FOREIGN))
             }
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Samples::new()),
             Err(error) => Err(error),
@@ -188,10 +178,10 @@ impl Series<'_> {
     /// Adds to a histogram, or only makes sure that it is there.
     fn observe(&mut self, metric: &str, span: Option<Duration>) {
         let seconds = span.unwrap_or_default().as_secs_f64();
-        let once = if span.is_some() { 1.0 } else { 0.0 };
+        let once = f64::from(span.is_some());
         for bound in BUCKETS {
             let is_within = bound.parse().is_ok_and(|bound: f64| seconds <= bound);
-            *self.value(&format!("{metric}_bucket"), &format!(",le=\"{bound}\"")) += if is_within { once } else { 0.0 };
+            *self.value(&format!("{metric}_bucket"), &format!(",le=\"{bound}\"")) += once * f64::from(is_within);
         }
         self.add(&format!("{metric}_sum"), seconds);
         self.add(&format!("{metric}_count"), once);
@@ -199,9 +189,8 @@ impl Series<'_> {
 }
 
 fn start(series: &mut Series, tally: &Tally) {
-    let once = |happened: bool| if happened { 1.0 } else { 0.0 };
-    series.add("dlock_acquisitions_total", once(tally.acquired));
-    series.add("dlock_busy_total", once(tally.busy));
+    series.add("dlock_acquisitions_total", f64::from(tally.acquired));
+    series.add("dlock_busy_total", f64::from(tally.busy));
     series.add("dlock_wait_seconds_total", tally.waited.as_secs_f64());
     series.observe(WAIT, Some(tally.waited).filter(|_| tally.acquired || tally.busy));
     match tally.since {
@@ -211,9 +200,8 @@ fn start(series: &mut Series, tally: &Tally) {
 }
 
 fn end(series: &mut Series, tally: &Tally) {
-    let once = |happened: bool| if happened { 1.0 } else { 0.0 };
-    series.add("dlock_lost_total", once(tally.lost));
-    series.add("dlock_failures_total", once(tally.ended.is_some_and(|ended| ended.exit_code != 0)));
+    series.add("dlock_lost_total", f64::from(tally.lost));
+    series.add("dlock_failures_total", f64::from(tally.ended.is_some_and(|ended| ended.exit_code != 0)));
     series.add("dlock_hold_seconds_total", tally.held.as_secs_f64());
     series.observe(HOLD, tally.ended.map(|_| tally.held));
     // Another run may have the lock by now.

@@ -20,10 +20,10 @@ use crate::guardian::Hooks;
 use crate::lock::{Holder, LockName};
 pub use escape::{escape, json_escaped};
 pub use event::Event;
-use event::{Level, Told, WAITING};
+use event::{Level, Message, WAITING};
 pub use wording::{brief, date_and_age, describe, how_it_ended, how_it_ended_and_when, since, whole_seconds, whose};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Text,
     Json,
@@ -65,12 +65,12 @@ impl Voice {
     }
 
     pub fn tell(&mut self, name: &LockName, event: &Event) {
-        self.line(Some(name), &event.told());
+        self.line(Some(name), &event.message());
     }
 
     /// The same where no lock is spoken of.
     pub fn say(&mut self, event: &Event) {
-        self.line(None, &event.told());
+        self.line(None, &event.message());
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
@@ -82,20 +82,20 @@ impl Voice {
         self.call_hook(None, &failure(error));
     }
 
-    fn call_hook(&self, name: Option<&LockName>, told: &Told) {
-        let is_wanted = told.level != Level::Info || matches!(told.kind, "acquired" | "released");
+    fn call_hook(&self, name: Option<&LockName>, message: &Message) {
+        let is_wanted = message.level != Level::Info || matches!(message.kind, "acquired" | "released");
         if let Some(hooks) = self.hooks.as_ref().filter(|_| is_wanted) {
-            hooks.call(told.kind, &json_line(name, told));
+            hooks.call(message.kind, &json_line(name, message));
         }
     }
 
-    fn line(&mut self, name: Option<&LockName>, told: &Told) {
-        self.call_hook(name, told);
-        let needed = match told.level {
+    fn line(&mut self, name: Option<&LockName>, message: &Message) {
+        self.call_hook(name, message);
+        let needed = match message.level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
             // A log for machines has it in any case.
-            Level::Info if told.kind == WAITING && self.format == Format::Json => Loudness::Normal,
+            Level::Info if message.kind == WAITING && self.format == Format::Json => Loudness::Normal,
             Level::Info => Loudness::Verbose,
         };
         if self.loudness < needed {
@@ -103,9 +103,9 @@ impl Voice {
         }
         self.clear();
         speak(&match (self.format, name) {
-            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(&told.text))),
-            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&told.text))),
-            (Format::Json, name) => json_line(name, told),
+            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(&message.text))),
+            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&message.text))),
+            (Format::Json, name) => json_line(name, message),
         });
     }
 
@@ -139,7 +139,7 @@ impl Voice {
     }
 }
 
-fn failure(error: &anyhow::Error) -> Told {
+fn failure(error: &anyhow::Error) -> Message {
     let fault = Fault::of(error);
     let hint = match fault {
         Fault::Unreachable => "; see that the server runs and that the URL is right, or raise --connect-timeout",
@@ -150,7 +150,7 @@ fn failure(error: &anyhow::Error) -> Told {
         Fault::Usage | Fault::Internal | Fault::OtherSlots => causes(error, &fault.to_string()),
         _ => causes(error, ""),
     };
-    Told::new(Level::Error, "failed", format!("{text}{hint}")).with("exit_code", fault.exit().code())
+    Message::new(Level::Error, "failed", format!("{text}{hint}")).with("exit_code", fault.exit().code())
 }
 
 /// A pipe that can be written to has room for this many bytes.
@@ -163,19 +163,19 @@ fn clipped_line(mut text: String) -> String {
 }
 
 /// One object a line, whole however long the message is.
-fn json_line(name: Option<&LockName>, told: &Told) -> String {
+fn json_line(name: Option<&LockName>, message: &Message) -> String {
     let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
-    let (mut message, mut fields) = (told.text.clone(), told.fields.clone());
+    let (level, event) = (message.level, message.kind);
+    let (mut text, mut fields) = (message.text.clone(), message.fields.clone());
     loop {
-        let mut object =
-            json!({"time": time, "level": told.level, "event": told.kind, "name": name, "message": message});
+        let mut object = json!({"time": time, "level": level, "event": event, "name": name, "message": text});
         object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
         let line = json_escaped(&object.to_string()) + "\n";
-        match message.chars().count() / 2 {
+        match text.chars().count() / 2 {
             _ if line.len() <= ROOM => return line,
             0 if fields.is_empty() => return line,
             0 => fields.clear(),
-            half => message = message.chars().take(half).collect(),
+            half => text = text.chars().take(half).collect(),
         }
     }
 }
@@ -254,7 +254,7 @@ mod tests {
         for length in [10, 1000, 3000, 5000, 100_000] {
             for c in ['x', '\u{202e}', 'ü'] {
                 let long = c.to_string().repeat(length);
-                let line = json_line(None, &Event::Lost { why: &long }.told());
+                let line = json_line(None, &Event::Lost { why: &long }.message());
                 assert!(line.len() <= ROOM && line.ends_with("}\n"), "{} bytes", line.len());
                 let read: Value = serde_json::from_str(&line).unwrap();
                 assert_eq!(read["event"], "lost");

@@ -60,8 +60,8 @@ pub fn obey(verb: Verb) -> Exit {
             let common = Common { log: args.log.clone(), ..Common::default() };
             with(load(&common), |_, voice| fence::fence(&Fence::from_args(args)?, voice))
         }
-        Verb::Completions { shell } => without_config(generate::completions(shell)),
-        Verb::Man => without_config(generate::man()),
+        Verb::Completions { shell } => with(Ok(nothing()), |_, _| generate::completions(shell)),
+        Verb::Man => with(Ok(nothing()), |_, _| generate::man()),
         Verb::Help { verb } => {
             let words = ["dlock".to_owned()].into_iter().chain(verb).chain(["--help".to_owned()]);
             Cli::read(words.map(Into::into)).map_or_else(|error| misunderstood(&error), |_| Exit::OK)
@@ -72,18 +72,17 @@ pub fn obey(verb: Verb) -> Exit {
 
 /// Does the work with the configuration, and reports on standard error why it failed.
 fn with(loaded: Result<(Layers, Voice)>, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
-    let (done, voice) = match loaded {
-        Ok((layers, voice)) => (work(layers, voice.clone()), voice),
-        Err(error) => (Err(error), plain_voice()),
-    };
-    done.unwrap_or_else(|error| match error.is::<NobodyReads>() {
-        true => Exit::OK,
-        false => failed(&error, fault_of(&error), voice),
-    })
+    let voice = loaded.as_ref().map_or_else(|_| plain_voice(), |(_, voice)| voice.clone());
+    match loaded.and_then(|(layers, voice)| work(layers, voice)) {
+        Ok(exit) => exit,
+        Err(error) if error.is::<NobodyReads>() => Exit::OK,
+        Err(error) => failed(&error, fault_of(&error), voice),
+    }
 }
 
-fn without_config(done: Result<Exit>) -> Exit {
-    with(Ok((Layers::default(), plain_voice())), |_, _| done)
+/// For verbs that need no configuration.
+fn nothing() -> (Layers, Voice) {
+    (Layers::default(), plain_voice())
 }
 
 /// How to speak when the configuration is not known.

@@ -4,21 +4,22 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use nix::sys::signal::Signal;
 
 use crate::lock::{LONGEST_NOTE, Token};
-use crate::report::Format;
 
 /// What happens when the server says that the lock is already not ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnLost {
     Kill,
     Signal,
 }
 
 /// What happens to processes that the command left behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Leftovers {
     Kill,
     Wait,
@@ -26,7 +27,7 @@ pub enum Leftovers {
 }
 
 /// How `status` prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Layout {
     Table,
     Json,
@@ -34,7 +35,7 @@ pub enum Layout {
 }
 
 /// When to use colours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Color {
     Auto,
     Always,
@@ -67,24 +68,17 @@ pub fn signal(text: &str) -> Result<i32> {
     known.map(|signal| signal as i32).with_context(|| format!("{text:?} is not a signal like TERM, SIGINT or 15"))
 }
 
-pub fn on_lost(text: &str) -> Result<OnLost> {
-    choice(text, &[("kill", OnLost::Kill), ("signal", OnLost::Signal)])
+/// One of a few words.
+pub fn choice<T: ValueEnum>(text: &str) -> Result<T> {
+    T::from_str(text, false).map_err(|_| {
+        let known = words::<T>();
+        anyhow!("{text:?} is none of {}", known.iter().map(PossibleValue::get_name).collect::<Vec<_>>().join(", "))
+    })
 }
 
-pub fn leftovers(text: &str) -> Result<Leftovers> {
-    choice(text, &[("kill", Leftovers::Kill), ("wait", Leftovers::Wait), ("leave", Leftovers::Leave)])
-}
-
-pub fn format(text: &str) -> Result<Format> {
-    choice(text, &[("text", Format::Text), ("json", Format::Json)])
-}
-
-pub fn layout(text: &str) -> Result<Layout> {
-    choice(text, &[("table", Layout::Table), ("json", Layout::Json), ("prometheus", Layout::Prometheus)])
-}
-
-pub fn color(text: &str) -> Result<Color> {
-    choice(text, &[("auto", Color::Auto), ("always", Color::Always), ("never", Color::Never)])
+/// The words of a [`choice`].
+pub fn words<T: ValueEnum>() -> Vec<PossibleValue> {
+    T::value_variants().iter().filter_map(T::to_possible_value).collect()
 }
 
 pub fn count(text: &str) -> Result<usize> {
@@ -111,7 +105,11 @@ pub fn shell_command(text: &str) -> Result<String> {
 }
 
 pub fn yes_or_no(text: &str) -> Result<bool> {
-    choice(text, &[("true", true), ("false", false), ("1", true), ("0", false)])
+    match text {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        _ => bail!("{text:?} is none of true, false, 1, 0"),
+    }
 }
 
 /// 0 to 255, unlike flock's `-E 600` of old, which became 88.
@@ -159,13 +157,6 @@ pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> &'a str
     known.max_by(|a, b| strsim::jaro_winkler(wrong, a).total_cmp(&strsim::jaro_winkler(wrong, b))).unwrap_or_default()
 }
 
-fn choice<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T> {
-    known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
-        let words: Vec<_> = known.iter().map(|(word, _)| *word).collect();
-        anyhow!("{text:?} is none of {}", words.join(", "))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,7 +200,7 @@ mod tests {
             if let Ok(span) = duration(&text) {
                 assert!(span <= Duration::from_secs(10 * 366 * 24 * 3600));
             }
-            let _ = (signal(&text), exit_code(&text), slots(&text), token(&text), once_key(&text), leftovers(&text));
+            let _ = (signal(&text), exit_code(&text), slots(&text), token(&text), once_key(&text), choice::<Leftovers>(&text));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::report::{Format, Loudness, Voice};
 
 pub fn load(common: &cli::Common) -> Result<(Layers, Voice)> {
     let mut layers = Layers::load(common)?;
-    let format = layers.value("log", common.log.as_deref(), values::format, "text")?;
+    let format = layers.value("log", common.log.as_deref(), values::choice, "text")?;
     let verbose = common.verbose || layers.value("verbose", None, values::yes_or_no, "false")?;
     let quiet = common.quiet || layers.value("quiet", None, values::yes_or_no, "false")?;
     let loudness = match (common.verbose || !common.quiet && verbose, quiet) {
@@ -33,5 +33,5 @@ pub fn typed_format(words: impl Iterator<Item = String>) -> Format {
         }
     };
     let wanted = flag.or_else(|| std::env::var(variable("log")).ok());
-    wanted.and_then(|format| values::format(&format).ok()).unwrap_or(Format::Text)
+    wanted.and_then(|format| values::choice(&format).ok()).unwrap_or(Format::Text)
 }

@@ -31,7 +31,7 @@ impl<T: Serialize + DeserializeOwned> Record<T> {
 }
 
 /// A contender as it is shown. What is not known, as of another program's contender, is `None`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Contender {
     pub mode: Mode,
     /// `None` for a program other than dlock.
@@ -51,18 +51,7 @@ pub struct Contender {
 impl Contender {
     /// One of which nothing is known but what it wants.
     pub fn unknown(mode: Mode) -> Contender {
-        Contender {
-            mode,
-            who: None,
-            foreign_owner: None,
-            token: None,
-            slot: None,
-            waiting_since: None,
-            acquired_at: None,
-            ttl: None,
-            expires_in: None,
-            revoked: false,
-        }
+        Contender { mode, ..Contender::default() }
     }
 
     pub fn into_holder(self) -> Holder {
@@ -79,15 +68,9 @@ impl Contender {
     }
 
     pub fn into_waiter(self) -> Waiter {
-        let who = self.who.map(Waiter::from).unwrap_or_default();
-        Waiter {
-            owner: who.owner.or(self.foreign_owner),
-            fencing_token: self.token,
-            waiting_since: self.waiting_since,
-            ttl: self.ttl,
-            expires_in: self.expires_in,
-            ..who
-        }
+        let waiting_since = self.waiting_since;
+        let Holder { owner, host, pid, user, command, note, fencing_token, ttl, expires_in, .. } = self.into_holder();
+        Waiter { owner, host, pid, user, command, note, fencing_token, waiting_since, ttl, expires_in }
     }
 }
 

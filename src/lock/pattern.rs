@@ -3,21 +3,22 @@
 use std::str::FromStr;
 
 use anyhow::Result;
+use wildmatch::WildMatch;
 
 use super::LockName;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Selector {
     Name(LockName),
     /// `*` stands for any number of characters, `?` for one. No name has either.
-    Pattern(String),
+    Pattern(WildMatch),
 }
 
 impl Selector {
     pub fn selects(&self, name: &LockName) -> bool {
         match self {
             Selector::Name(own) => own == name,
-            Selector::Pattern(pattern) => fits(pattern.as_bytes(), name.as_str().as_bytes()),
+            Selector::Pattern(pattern) => pattern.matches(name.as_str()),
         }
     }
 }
@@ -31,28 +32,8 @@ impl FromStr for Selector {
         }
         // What is no name with something in place of the signs never fits one.
         text.replace(['*', '?'], "x").parse::<LockName>()?;
-        Ok(Selector::Pattern(text.to_owned()))
+        Ok(Selector::Pattern(WildMatch::new(text)))
     }
-}
-
-/// Goes back to the last star only, so that no pattern takes long.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n, mut star) = (0, 0, None);
-    while n < name.len() {
-        match (pattern.get(p), star) {
-            (Some(b'*'), _) => {
-                star = Some((p, n));
-                p += 1;
-            }
-            (Some(sign), _) if *sign == b'?' || *sign == name[n] => (p, n) = (p + 1, n + 1),
-            (_, Some((at, from))) => {
-                star = Some((at, from + 1));
-                (p, n) = (at + 1, from + 1);
-            }
-            _ => return false,
-        }
-    }
-    pattern[p..].iter().all(|sign| *sign == b'*')
 }
 
 #[cfg(test)]

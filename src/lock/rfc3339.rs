@@ -43,20 +43,16 @@ pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<SystemTime, D::
 }
 
 pub mod option {
-    use std::time::SystemTime;
+    use super::*;
 
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
+    #[derive(serde::Serialize, Deserialize)]
+    struct Date(#[serde(with = "super")] SystemTime);
 
     pub fn serialize<S: Serializer>(time: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-        match time {
-            Some(time) => super::serialize(time, out),
-            None => out.serialize_none(),
-        }
+        serde::Serialize::serialize(&time.map(Date), out)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<Option<SystemTime>, D::Error> {
-        let text: Option<String> = Option::deserialize(text)?;
-        text.map(|text| humantime::parse_rfc3339(&text).map_err(D::Error::custom)).transpose()
+        Ok(Option::<Date>::deserialize(text)?.map(|date| date.0))
     }
 }

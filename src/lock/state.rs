@@ -195,20 +195,6 @@ impl From<Identity> for Holder {
     }
 }
 
-impl From<Identity> for Waiter {
-    fn from(who: Identity) -> Waiter {
-        Waiter {
-            owner: Some(who.owner.to_string()),
-            host: Some(who.host),
-            pid: Some(who.pid),
-            user: Some(who.user),
-            command: Some(who.command),
-            note: who.note,
-            ..Waiter::default()
-        }
-    }
-}
-
 fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(match mode {
         Mode::Exclusive => "exclusive",

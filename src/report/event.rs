@@ -58,8 +58,8 @@ pub enum Event<'a> {
     FenceBusy { resource: &'a str, mark: &'a str },
 }
 
-/// An event as it is told.
-pub struct Told {
+/// An event as it is message.
+pub struct Message {
     pub level: Level,
     /// The `event` of a line for machines.
     pub kind: &'static str,
@@ -68,21 +68,21 @@ pub struct Told {
     pub fields: Map<String, Value>,
 }
 
-impl Told {
-    pub fn new(level: Level, kind: &'static str, text: String) -> Told {
-        Told { level, kind, text, fields: Map::new() }
+impl Message {
+    pub fn new(level: Level, kind: &'static str, text: String) -> Message {
+        Message { level, kind, text, fields: Map::new() }
     }
 
-    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Told {
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Message {
         self.fields.insert(field.to_owned(), value.into());
         self
     }
 
-    fn with_span(self, field: &str, span: Duration) -> Told {
+    fn with_span(self, field: &str, span: Duration) -> Message {
         self.with(field, millis(span))
     }
 
-    fn with_pace(self, pace: Pace) -> Told {
+    fn with_pace(self, pace: Pace) -> Message {
         self.with_span("margin_ms", pace.margin())
             .with("processes", pace.processes)
             .with_span("lateness_ms", pace.lateness)
@@ -97,11 +97,11 @@ fn slowness(pace: &Pace) -> String {
 }
 
 impl Event<'_> {
-    /// Words and fields of each event; what they are for, the manual page says.
-    pub fn told(&self) -> Told {
-        let error = |kind, text| Told::new(Level::Error, kind, text);
-        let warning = |kind, text| Told::new(Level::Warning, kind, text);
-        let info = |kind, text| Told::new(Level::Info, kind, text);
+    /// The manual page lists these names under MONITORING.
+    pub fn message(&self) -> Message {
+        let error = |kind, text| Message::new(Level::Error, kind, text);
+        let warning = |kind, text| Message::new(Level::Warning, kind, text);
+        let info = |kind, text| Message::new(Level::Info, kind, text);
         match *self {
             Event::Acquired { token, waited } => {
                 info("acquired", format!("acquired with token {token} after {}", rounded(waited)))

@@ -149,10 +149,6 @@ impl Folder {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    pub fn exists(&self, file: &str) -> bool {
-        self.dir.stat_of(file).is_ok()
-    }
-
     pub fn remove(&self, file: &str) -> IoResult<()> {
         self.dir.remove(file)
     }

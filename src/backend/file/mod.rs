@@ -37,8 +37,7 @@ use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
 use directory::Directory;
-pub use directory::DiskTrouble;
-pub use directory::default_directory;
+pub use directory::{DiskTrouble, default_directory};
 use files::{Folder, LockFiles, leads_to, revoke, taken};
 pub use record::linger;
 use record::{Details, HOLDER};
@@ -52,6 +51,7 @@ pub struct FileBackend {
     /// What keeps the lock ours.
     claim: Option<Claim>,
     waiting: Waiting,
+    /// Tells us what happens to the claim.
     interference: Option<Interference>,
     listing: Option<(Folder, Names)>,
 }

@@ -45,7 +45,7 @@ fn on_record(side: &Folder, name: &LockName, inode: u64) -> Result<LockState> {
     // For a moment, a new holder is still on record as a waiter.
     waiters.retain(|seen| seen.alive && !present.iter().any(|holder| holder.owner() == seen.owner()));
     let as_holder = |seen: Seen| {
-        let revoked = side.exists(&files::revoke(seen.owner()));
+        let revoked = side.look_into(&files::revoke(seen.owner())).is_ok();
         Contender { revoked, ..seen.into_holder() }
     };
     let holders = present.into_iter().map(as_holder).collect();

@@ -66,6 +66,7 @@ impl FileBackend {
         let record = Record::new(ask, inode, token, slot.as_ref().map(|(n, _)| *n));
         let record_file = record.write(&side, HOLDER)?;
         let slot = slot.map(|(n, file)| (n, Arc::new(file)));
+        self.interference = None;
         let claim = self.claim.insert(Claim { files, lock: Arc::new(lock), slot, record, record_file });
         Ok(Attempt::Granted(Lease {
             name: ask.name.clone(),
@@ -105,15 +106,17 @@ impl FileBackend {
     }
 
     fn free_slot(&mut self, side: &Folder, n: u32, present: &[Seen]) -> Result<Option<(u32, File)>> {
-        for k in 0..n {
-            if present.iter().any(|seen| seen.record.details.slot == Some(k)) {
-                continue;
-            }
-            let file = self.waiting.slot_file(side, k)?;
+        let is_free = |k: &u32| present.iter().all(|seen| seen.record.details.slot != Some(*k));
+        for k in (0..n).filter(is_free) {
+            let path = side.path(&slot(k));
+            let file = match self.waiting.slots.remove(&k) {
+                Some(file) if leads_to(&path, &file)? => file,
+                _ => side.open(&slot(k))?,
+            };
             match file.try_lock() {
-                Ok(()) if leads_to(&side.path(&slot(k)), &file)? => return Ok(Some((k, file))),
-                Ok(()) | Err(TryLockError::WouldBlock) => self.waiting.keep_slot_file(k, file),
-                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock", &side.path(&slot(k)))),
+                Ok(()) if leads_to(&path, &file)? => return Ok(Some((k, file))),
+                Ok(()) | Err(TryLockError::WouldBlock) => drop(self.waiting.slots.insert(k, file)),
+                Err(TryLockError::Error(error)) => return Err(refusal(error, "cannot lock", &path)),
             }
         }
         Ok(None)

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nix::sys::inotify::AddWatchFlags;
 use tokio::sync::oneshot;
 
-use super::files::{Folder, LockFiles, WAITING, leads_to, slot};
+use super::files::{Folder, LockFiles, WAITING};
 use super::record::{self, Details, WAITER};
 use super::take::inode;
 use super::watch::Watch;
@@ -24,21 +24,16 @@ pub struct Waiting {
     locked: Option<File>,
     /// Our turn to watch the slots: one waiter does, the others wait for its place.
     turn: Option<File>,
-    slots: BTreeMap<u32, File>,
+    /// Slot files stay open while we wait: closing them would wake all who watch, ourselves included.
+    pub slots: BTreeMap<u32, File>,
     watch: Option<Watch>,
 }
 
 /// A thread in flock(2). It cannot be stopped; a lock that it gets too late is released again.
 struct Blocked {
     result: oneshot::Receiver<File>,
-    file: Awaited,
-    inode: u64,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Awaited {
-    Lock,
-    Turn,
+    /// The inode of the lock file, if that is what it waits for and not our turn.
+    lock: Option<u64>,
 }
 
 impl Waiting {
@@ -59,8 +54,8 @@ impl Waiting {
             drop(file);
             return self.watch_slots(&side);
         }
-        if self.blocked.as_ref().is_none_or(|blocked| blocked.inode != inode) {
-            self.blocked = Some(Blocked::spawn(Awaited::Lock, file, ask.mode == Mode::Exclusive)?);
+        if self.blocked.as_ref().is_none_or(|blocked| blocked.lock != Some(inode)) {
+            self.blocked = Some(Blocked::spawn(file, ask.mode, Some(inode))?);
         }
         Ok(())
     }
@@ -84,7 +79,7 @@ impl Waiting {
                 self.watch = Some(Watch::new(&[(side.path(""), closed)]));
             }
         } else if self.blocked.is_none() {
-            self.blocked = Some(Blocked::spawn(Awaited::Turn, side.open("turn")?, true)?);
+            self.blocked = Some(Blocked::spawn(side.open("turn")?, Mode::Exclusive, None)?);
         }
         Ok(())
     }
@@ -100,22 +95,10 @@ impl Waiting {
     }
 
     fn has_locked(&mut self, file: File) {
-        match self.blocked.take().map(|blocked| blocked.file) {
-            Some(Awaited::Turn) => self.turn = Some(file),
-            _ => self.locked = Some(file),
+        match self.blocked.take().and_then(|blocked| blocked.lock) {
+            Some(_) => self.locked = Some(file),
+            None => self.turn = Some(file),
         }
-    }
-
-    /// Slot files stay open while we wait: closing them would wake all who watch, ourselves included.
-    pub fn slot_file(&mut self, side: &Folder, n: u32) -> Result<File> {
-        match self.slots.remove(&n) {
-            Some(file) if leads_to(&side.path(&slot(n)), &file)? => Ok(file),
-            _ => side.open(&slot(n)),
-        }
-    }
-
-    pub fn keep_slot_file(&mut self, n: u32, file: File) {
-        self.slots.insert(n, file);
     }
 
     pub async fn for_release(&mut self) -> Result<()> {
@@ -141,16 +124,15 @@ impl Drop for Waiting {
 }
 
 impl Blocked {
-    fn spawn(awaited: Awaited, file: File, exclusive: bool) -> Result<Blocked> {
+    fn spawn(file: File, mode: Mode, lock: Option<u64>) -> Result<Blocked> {
         let (give, result) = oneshot::channel();
-        let inode = inode(&file)?;
         let wait = move || {
-            let locked = if exclusive { file.lock() } else { file.lock_shared() };
+            let locked = if mode == Mode::Exclusive { file.lock() } else { file.lock_shared() };
             if locked.is_ok() {
                 let _ = give.send(file);
             }
         };
         std::thread::Builder::new().name("flock".into()).spawn(wait).context("cannot start a thread to wait")?;
-        Ok(Blocked { result, file: awaited, inode })
+        Ok(Blocked { result, lock })
     }
 }

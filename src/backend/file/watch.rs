@@ -19,10 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often we look where some changes cause no event: a directory above cannot be watched, or there is a link.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-pub enum Watch {
-    Events(AsyncFd<Owned<Inotify>>),
-    Nothing,
-}
+/// Events of files, where the kernel gives us a watch.
+pub struct Watch(Option<AsyncFd<Owned<Inotify>>>);
 
 /// A descriptor that nobody else has.
 pub struct Owned<T>(T);
@@ -48,31 +46,28 @@ impl Watch {
             }
             register(inotify, Interest::READABLE)
         };
-        events().map_or(Watch::Nothing, Watch::Events)
+        Watch(events())
     }
 
     /// Watches one more, if that is possible.
     fn add(&self, path: &Path, events: AddWatchFlags) -> bool {
-        match self {
-            Watch::Events(fd) => fd.get_ref().0.add_watch(path, events).is_ok(),
-            Watch::Nothing => false,
-        }
+        self.0.as_ref().is_some_and(|fd| fd.get_ref().0.add_watch(path, events).is_ok())
     }
 
     /// Until an event comes whose file name matters.
     pub async fn next(&mut self, matters: impl Fn(Option<&str>) -> bool) -> Result<()> {
-        match self {
-            Watch::Nothing => tokio::time::sleep(LOOK_EVERY).await,
-            Watch::Events(fd) => loop {
-                let mut ready = fd.readable().await?;
-                let events = ready.get_inner().0.read_events().unwrap_or_default();
-                ready.clear_ready();
-                if events.iter().any(|event| matters(event.name.as_ref().and_then(|name| name.to_str()))) {
-                    return Ok(());
-                }
-            },
+        let Some(fd) = &self.0 else {
+            tokio::time::sleep(LOOK_EVERY).await;
+            return Ok(());
+        };
+        loop {
+            let mut ready = fd.readable().await?;
+            let events = ready.get_inner().0.read_events().unwrap_or_default();
+            ready.clear_ready();
+            if events.iter().any(|event| matters(event.name.as_ref().and_then(|name| name.to_str()))) {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 }
 

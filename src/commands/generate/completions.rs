@@ -4,31 +4,36 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, Command};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
+use crate::config::{Color, Layout, Leftovers, OnLost, words};
+use crate::report::Format;
 
 const BASH: &str = include_str!("live.bash");
 const ZSH: &str = include_str!("live.zsh");
 const FISH: &str = include_str!("live.fish");
 
-/// What a flag takes that takes one of a few words; `config` has the last say.
-const CHOICES: [(&str, &[&str]); 5] = [
-    ("log", &["text", "json"]),
-    ("on_lost", &["kill", "signal"]),
-    ("leftovers", &["kill", "wait", "leave"]),
-    ("format", &["table", "json", "prometheus"]),
-    ("color", &["auto", "always", "never"]),
-];
+/// What a flag takes that takes one of a few words.
+fn choices() -> [(&'static str, Vec<PossibleValue>); 5] {
+    [
+        ("log", words::<Format>()),
+        ("on_lost", words::<OnLost>()),
+        ("leftovers", words::<Leftovers>()),
+        ("format", words::<Layout>()),
+        ("color", words::<Color>()),
+    ]
+}
 
 pub fn script(shell: Shell) -> Result<String> {
     let mut cli = Cli::complete();
     let verbs: Vec<String> = cli.get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
     for verb in &verbs {
         cli = cli.mut_subcommand(verb, |verb| {
-            verb.mut_args(|arg| match CHOICES.iter().find(|(id, _)| arg.get_id() == id) {
-                Some((_, words)) => arg.value_parser(words.to_vec()),
+            verb.mut_args(|arg| match choices().into_iter().find(|(id, _)| arg.get_id() == id) {
+                Some((_, words)) => arg.value_parser(PossibleValuesParser::new(words)),
                 // More are taken only to tell people what is wrong.
                 None if arg.get_id() == "words" => arg.action(ArgAction::Set).num_args(1),
                 None => arg,
@@ -53,8 +58,11 @@ pub fn script(shell: Shell) -> Result<String> {
 
 /// `--log) found="text json" ;;`, one a line.
 fn choices_of_bash() -> String {
-    let line = |(id, words): &(&str, &[&str])| format!("--{}) found=\"{}\" ;;", id.replace('_', "-"), words.join(" "));
-    CHOICES.iter().map(line).collect::<Vec<_>>().join("\n        ")
+    let line = |(id, words): (&str, Vec<PossibleValue>)| {
+        let words: Vec<_> = words.iter().map(PossibleValue::get_name).collect();
+        format!("--{}) found=\"{}\" ;;", id.replace('_', "-"), words.join(" "))
+    };
+    choices().map(line).join("\n        ")
 }
 
 /// The other flags that take a value: what follows them is no name. `-n` takes one for `history` only.
@@ -71,5 +79,5 @@ fn valued_of_bash() -> String {
 }
 
 fn is_choice(arg: &Arg) -> bool {
-    CHOICES.iter().any(|(id, _)| arg.get_id() == id)
+    choices().iter().any(|(id, _)| arg.get_id() == id)
 }
