@@ -42,15 +42,10 @@ pub async fn examine(server: &mut Server, replicas: u32) -> Result<Examined> {
         Ok(text) => text,
     };
     let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
-    let persistence = match facts.get("aof_enabled") {
-        Some(&"1") => {
-            let mut question = cmd("CONFIG");
-            question.arg("GET").arg("appendfsync");
-            let setting = server.call::<HashMap<String, String>>(&question).await;
-            append_only_file(setting.ok().and_then(|mut all| all.remove("appendfsync")).as_deref())
-        }
-        _ => forgetful(),
-    };
+    let mut question = cmd("CONFIG");
+    question.arg("GET").arg("appendfsync");
+    let settings = server.call::<HashMap<String, String>>(&question).await.unwrap_or_default();
+    let persistence = persistence(&facts, settings.get("appendfsync").map(String::as_str));
     let findings = vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)];
     let up = facts.get("uptime_in_seconds").and_then(|up| micros((up.parse().ok()?, 0)));
     Ok(Examined {
@@ -105,28 +100,24 @@ fn eviction(facts: &HashMap<&str, &str>) -> Finding {
     )
 }
 
-const PERSISTENCE: &str = "redis-persistence";
-
-fn forgetful() -> Finding {
-    Finding::weak(
-        PERSISTENCE,
-        "the append-only file is off",
-        "after a restart locks are free whose commands still run; tokens still grow, by the server's clock",
-        "set appendonly yes and appendfsync always",
-    )
-}
-
-fn append_only_file(appendfsync: Option<&str>) -> Finding {
+fn persistence(facts: &HashMap<&str, &str>, appendfsync: Option<&str>) -> Finding {
+    const CHECK: &str = "redis-persistence";
     match appendfsync {
-        Some("always") => Finding::fine(PERSISTENCE, "the append-only file is on, and written before a lock counts"),
+        _ if facts.get("aof_enabled") != Some(&"1") => Finding::weak(
+            CHECK,
+            "the append-only file is off",
+            "after a restart locks are free whose commands still run; tokens still grow, by the server's clock",
+            "set appendonly yes and appendfsync always",
+        ),
+        Some("always") => Finding::fine(CHECK, "the append-only file is on, and written before a lock counts"),
         Some(late) => Finding::weak(
-            PERSISTENCE,
+            CHECK,
             format!("the append-only file is on, with appendfsync {late}"),
             "a crash of the server's machine can forget the last grants, and let a second holder in",
             "set appendfsync always",
         ),
         None => Finding::weak(
-            PERSISTENCE,
+            CHECK,
             "the append-only file is on, but this user may not see appendfsync",
             "unless it is always, a crash of the server's machine can forget the last grants",
             "let this user run CONFIG GET, or look yourself: appendfsync always",
