@@ -257,7 +257,7 @@ impl Backend for Redis {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        Ok(examine::examine(&mut self.server, self.replicas).await?.checkup)
+        examine::examine(&mut self.server, self.replicas).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

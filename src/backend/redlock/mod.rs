@@ -52,7 +52,8 @@ static FORGET: Script = script!("../redis/forget.lua");
 
 pub const OURS: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Ours(_));
 
-/// Where among the keys the beginnings of those of notes and turns stand.
+/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
+const TOKEN: usize = 5;
 const NOTES: usize = 8;
 const TURNS: usize = 12;
 

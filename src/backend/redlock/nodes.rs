@@ -80,10 +80,6 @@ impl Nodes {
         self.0.iter_mut()
     }
 
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
     pub fn get_mut(&mut self, n: usize) -> Option<&mut Node> {
         self.0.get_mut(n)
     }
