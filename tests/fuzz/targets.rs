@@ -9,7 +9,7 @@ use std::time::Duration;
 use dlock::backend::etcd::queue::Details;
 use dlock::backend::redis::answer::Acquire;
 use dlock::backend::redis::status::Look;
-use dlock::backend::redlock::answer::Answer;
+use dlock::backend::redlock::nodes::Answer;
 use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected, Frame};
 use dlock::backend::{self, Address, file, postgres, zookeeper};

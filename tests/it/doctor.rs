@@ -154,7 +154,7 @@ fn redlock_nodes_that_name_different_holders_are_found() {
     told.says("redlock-agreement", "weak", "stray is on a minority of nodes only");
     told.says("redlock-agreement", "weak", &format!("127.0.0.1:{} says somebody", ports[0]));
     // However little time there is, and with a node that does not answer.
-    let hasty = || bed.dlock().env("DLOCK_CONNECT_TIMEOUT", "900ms");
+    let hasty = || bed.dlock().env("DLOCK_CONNECT_TIMEOUT", "3s");
     examined(hasty(), 0).says("redlock-agreement", "weak", "stray");
     bed.nodes[2].daemon().freeze();
     let told = examined(hasty(), 0);

@@ -34,8 +34,9 @@ pub fn has_no_connection_left(error: &anyhow::Error) -> bool {
 }
 
 /// Whether a login may have been refused for want of TLS: by pg_hba.conf, or by a pooler.
-pub fn may_want_tls(error: &Error) -> bool {
-    matches!(error.code(), Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION | &SqlState::PROTOCOL_VIOLATION))
+pub fn may_want_tls(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref::<Error>().and_then(Error::code);
+    matches!(code, Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION | &SqlState::PROTOCOL_VIOLATION))
 }
 
 /// What keeps us from getting in.

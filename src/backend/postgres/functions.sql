@@ -218,17 +218,15 @@ BEGIN
             SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
             WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
         END IF;
-        IF self.owner IS NOT NULL AND (token IS NOT NULL OR outcome = 'busy' AND queue) THEN
-            UPDATE dlock.contenders c
-            SET token = acquire.token, slot = acquire.slot,
-                since = CASE WHEN c.token IS NOT DISTINCT FROM acquire.token THEN c.since ELSE at END,
-                ttl = acquire.ttl, expires = at + acquire.ttl, wake = acquire.wake, session = pg_backend_pid()
-            WHERE c.name = acquire.name AND c.owner = acquire.owner;
-        ELSIF token IS NOT NULL OR outcome = 'busy' AND queue THEN
+        IF token IS NOT NULL OR outcome = 'busy' AND queue THEN
             INSERT INTO dlock.contenders AS c
                 (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
             VALUES (acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot, at, acquire.ttl,
                     at + acquire.ttl, pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid())
+            ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
+            SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
+                wake = excluded.wake, session = excluded.session,
+                since = CASE WHEN c.token IS NOT DISTINCT FROM excluded.token THEN c.since ELSE at END
             RETURNING c.ticket INTO self.ticket;
         END IF;
     END IF;

@@ -1,31 +1,38 @@
 //! One connection and its notifications.
 
+use std::cmp::Ordering;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures_util::TryStreamExt;
+use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Row};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls, Row};
 
 use super::errors::{explain, explain_login, may_want_tls, read_only};
 use super::settings::Server;
-use super::stream::Stream;
-use super::tls::Connector;
-use crate::clock::{self, Instant};
+use super::stream;
+use crate::backend::net::Bounded;
 use crate::exit::Fault;
 
 /// How long a server that can be written to waits for another one to say the same. A standby, or a port where
 /// nobody listens, says otherwise in no time.
 const ANOTHER: Duration = Duration::from_millis(250);
 const MOST_ROWS: usize = 1000;
+/// What a server may send before we ask for more: otherwise it could fill our memory. A log-in is a few kilobytes, and
+/// small messages take several times their size in memory.
+const BEFORE_LOG_IN: usize = 1 << 20;
+/// A page of `dlock status` may be large.
+const AFTER_LOG_IN: usize = 32 << 20;
 
 /// A value for a query, and its type in SQL: named, so that the server need not be asked for it first.
 pub trait Parameter: Sync {
@@ -75,10 +82,9 @@ impl Session {
         for (place, server) in servers.iter().cloned().enumerate() {
             attempts.spawn(async move { (place, Session::begin(server).await) });
         }
-        let mut failure = None;
-        let mut first: Option<(usize, Session)> = None;
-        let mut patient_until = None;
-        while let Some(attempt) = next(&mut attempts, patient_until).await {
+        let (mut failure, mut first) = (None, None::<(usize, Session)>);
+        let mut patience = Duration::MAX;
+        while let Ok(Some(attempt)) = tokio::time::timeout(patience, attempts.join_next()).await {
             let (place, session) = match attempt? {
                 (place, Ok(session)) => (place, session),
                 (_, Err(error)) => {
@@ -89,22 +95,24 @@ impl Session {
                     continue;
                 }
             };
-            patient_until.get_or_insert_with(|| clock::now() + ANOTHER);
-            first = Some(match first {
-                None => (place, session),
-                Some((before, other)) => match choice(&other.identity().await?, &session.identity().await?) {
-                    Choice::Either if before < place => (before, other),
-                    Choice::Either | Choice::Second => (place, session),
-                    Choice::First => (before, other),
-                    Choice::Neither => {
-                        let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
-                        return Err(Fault::Unreachable.because(format_args!(
-                            "two servers can be written to: {}; a lock on one is none on the other, so name only those \
-                             of one cluster",
-                            labels.join(" and ")
-                        )));
-                    }
-                },
+            patience = ANOTHER;
+            let Some((before, other)) = first else {
+                first = Some((place, session));
+                continue;
+            };
+            first = Some(match compare(&other.identity().await?, &session.identity().await?) {
+                Some(Ordering::Less) => (place, session),
+                Some(Ordering::Greater) => (before, other),
+                Some(Ordering::Equal) if before < place => (before, other),
+                Some(Ordering::Equal) => (place, session),
+                None => {
+                    let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
+                    return Err(Fault::Unreachable.because(format_args!(
+                        "two servers can be written to: {}; a lock on one is none on the other, so name only those of one \
+                         cluster",
+                        labels.join(" and ")
+                    )));
+                }
             });
         }
         let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
@@ -112,23 +120,16 @@ impl Session {
     }
 
     async fn begin(mut server: Server) -> Result<Session> {
-        let begun = match log_in(&server.config, &server.tls).await {
-            Err(LogInError::Server(refusal)) if server.allows_tls && may_want_tls(&refusal) => {
-                server.config.ssl_mode(SslMode::Require);
-                match log_in(&server.config, &server.tls).await {
-                    // A server without TLS has said all there is to say before.
-                    Err(LogInError::Stream(_)) => Err(LogInError::Server(refusal)),
-                    encrypted => encrypted,
-                }
+        let mut begun = log_in(&server).await;
+        if server.allows_tls && begun.as_ref().is_err_and(may_want_tls) {
+            server.config.ssl_mode(SslMode::Require);
+            match log_in(&server).await {
+                // A server without TLS has said all there is to say before.
+                Err(error) if !error.is::<Error>() => {}
+                encrypted => begun = encrypted,
             }
-            begun => begun,
-        };
-        let (client, connection, process) = begun
-            .map_err(|error| match error {
-                LogInError::Stream(error) => error,
-                LogInError::Server(error) => explain_login(error),
-            })
-            .map_err(|error| error.context(server.label.clone()))?;
+        }
+        let (client, connection, process) = begun.map_err(|error| error.context(server.label.clone()))?;
         let heard = Arc::new(Heard::default());
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
         let session = Session { client, heard, listening: false, process, driver };
@@ -198,7 +199,7 @@ impl Session {
 
     /// How many commits the server made without the standby that should have confirmed them.
     pub fn unconfirmed(&self) -> usize {
-        self.heard.unconfirmed.load(Ordering::Relaxed)
+        self.heard.unconfirmed.load(Relaxed)
     }
 }
 
@@ -218,61 +219,48 @@ struct Identity {
     timeline: i32,
 }
 
-enum Choice {
-    /// They are one: it may go by two names, or stand behind two poolers.
-    Either,
-    First,
-    Second,
-    Neither,
-}
-
-/// Of two that can be written to. A primary that has not noticed yet that a standby was promoted is the past, and all
-/// who see both see that.
-fn choice(first: &Identity, second: &Identity) -> Choice {
-    if first.cluster != second.cluster {
-        return Choice::Neither;
-    }
+/// Which of two that can be written to is the later one; equal if they are one server, which may go by two names or stand
+/// behind two poolers. A primary that has not noticed yet that a standby was promoted is the past, and all who see both
+/// see that. Otherwise each would have a holder of its own.
+fn compare(first: &Identity, second: &Identity) -> Option<Ordering> {
     match first.timeline.cmp(&second.timeline) {
-        std::cmp::Ordering::Less => Choice::Second,
-        std::cmp::Ordering::Greater => Choice::First,
-        std::cmp::Ordering::Equal if first.started == second.started => Choice::Either,
-        std::cmp::Ordering::Equal => Choice::Neither,
+        _ if first.cluster != second.cluster => None,
+        Ordering::Equal if first.started != second.started => None,
+        order => Some(order),
     }
 }
 
-/// What the next attempt came to; none, if all have ended or it takes too long.
-async fn next<T: 'static>(attempts: &mut JoinSet<T>, until: Option<Instant>) -> Option<Result<T, JoinError>> {
-    match until {
-        None => attempts.join_next().await,
-        Some(until) => tokio::time::timeout(until.remaining(), attempts.join_next()).await.ok().flatten(),
-    }
-}
-
-/// Why there is no session: by the way to the server, or by what the server said.
-enum LogInError {
-    Stream(anyhow::Error),
-    Server(Error),
-}
-
-type LoggedIn = (Client, Connection<Stream, NoTlsStream>, Option<i32>);
-
-async fn log_in(config: &Config, tls: &Connector) -> Result<LoggedIn, LogInError> {
-    let stream = Stream::open(config, tls).await.map_err(LogInError::Stream)?;
-    let said = stream.log_in();
+async fn log_in(server: &Server) -> Result<(Client, Connection<Bounded, NoTlsStream>, Option<i32>)> {
+    let socket = stream::open(&server.config, &server.tls).await?;
+    let limit = Arc::new(AtomicUsize::new(BEFORE_LOG_IN));
     // The stream is encrypted already, if it is to be.
-    let mut config = config.clone();
+    let mut config = server.config.clone();
     config.ssl_mode(SslMode::Disable);
-    let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(LogInError::Server)?;
-    Ok((client, connection, said.done()))
+    let stream = Bounded::new(socket, limit.clone(), <[u8]>::len);
+    let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(explain_login)?;
+    limit.store(AFTER_LOG_IN, Relaxed);
+    let process = process_id(&client).await;
+    Ok((client, connection, process))
 }
 
-async fn listen(mut connection: Connection<Stream, NoTlsStream>, heard: Arc<Heard>) {
+/// The server process that serves us, as it said at the log-in. The library writes it into a request to cancel, and
+/// nowhere else. A pooler says something else, which is how we know one: behind it, nothing that belongs to a session is
+/// ours.
+async fn process_id(client: &Client) -> Option<i32> {
+    let (mut request, stream) = tokio::io::duplex(64);
+    client.cancel_token().cancel_query_raw(stream, NoTls).await.ok()?;
+    // After its length and its code.
+    request.read_u64().await.ok()?;
+    request.read_i32().await.ok()
+}
+
+async fn listen(mut connection: Connection<Bounded, NoTlsStream>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = poll_fn(|task| connection.poll_message(task)).await {
         match message {
             AsyncMessage::Notification(_) => heard.news.notify_one(),
             // Its text is translated, and its code is that of any warning.
             AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN") => {
-                heard.unconfirmed.fetch_add(1, Ordering::Relaxed);
+                heard.unconfirmed.fetch_add(1, Relaxed);
             }
             _ => {}
         }

@@ -3,13 +3,15 @@
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_rustls::rustls::ClientConfig;
 
-use super::tls::{Check, Connector};
+use super::tls::{self, Check};
 use crate::backend::{Address, Host};
 use crate::exit::Fault;
 use crate::openat;
@@ -28,7 +30,7 @@ pub struct Server {
     /// For people: never a password.
     pub label: String,
     pub config: Config,
-    pub tls: Connector,
+    pub tls: Arc<ClientConfig>,
     /// Whether TLS is tried if the server refuses to go without.
     pub allows_tls: bool,
 }
@@ -66,16 +68,10 @@ impl Settings {
             Some("off") => false,
             Some(other) => bail!("listen is on or off, not {other:?}"),
         };
-        match address.param("channel_binding") {
-            None | Some("disable" | "prefer") => {}
-            Some("require") => bail!("channel_binding=require is not supported; sslmode=verify-full protects as well"),
-            Some(other) => bail!("channel_binding is disable or prefer, not {other:?}"),
-        }
-        match address.param("gssencmode") {
-            None | Some("disable" | "prefer") => {}
-            Some(other) => {
-                bail!("gssencmode is disable or prefer, not {other:?}; sslmode=verify-full encrypts as well")
-            }
+        // What these would add is not to be had, and another parameter protects as well.
+        for key in ["channel_binding", "gssencmode"] {
+            let known = matches!(address.param(key), None | Some("disable" | "prefer"));
+            ensure!(known, "{key} is disable or prefer; sslmode=verify-full protects as well");
         }
         // What is not ASCII goes to the server in JSON, so that any will do; ours is UTF8.
         ensure!(address.param("client_encoding") != Some(""), "client_encoding names no encoding");
@@ -177,7 +173,7 @@ fn is_local(host: &str) -> bool {
 
 /// `sslmode` by libpq's rules, but for its default: what leaves this machine is encrypted and verified, and what does not
 /// leave it is not, unless the server insists.
-fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Connector, bool)> {
+fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Arc<ClientConfig>, bool)> {
     let file = |key, ours, default| {
         let given = address.param(ours).map(str::to_owned).or_else(|| value(address, key));
         given.map(PathBuf::from).or_else(|| in_home(&format!(".postgresql/{default}")))
@@ -198,8 +194,8 @@ fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Connector,
     let certificate = file("sslcert", "tls-cert", "postgresql.crt");
     let key = file("sslkey", "tls-key", "postgresql.key");
     ensure!(certificate.is_some() == key.is_some(), "a client certificate and its key (sslcert, sslkey) come together");
-    let connector = Connector::new(check, roots.as_deref(), certificate.as_deref().zip(key.as_deref()))?;
-    Ok((connector, word == "allow" && !host.starts_with('/')))
+    let tls = tls::config(check, roots.as_deref(), certificate.as_deref().zip(key.as_deref()))?;
+    Ok((tls, word == "allow" && !host.starts_with('/')))
 }
 
 /// From libpq's password file, for this host, and for this database and user; a file that is none is no obstacle.

@@ -1,13 +1,9 @@
 //! TLS as libpq's `sslmode` asks for it, on rustls. SCRAM runs without channel binding.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -26,61 +22,36 @@ pub enum Check {
     SignerAndName,
 }
 
-/// Without anything to check by or to show, it is made when a server wants TLS: most on this machine do not.
-#[derive(Clone)]
-pub struct Connector(Option<Arc<ClientConfig>>);
-
-impl Connector {
-    /// `roots` is the file that `sslrootcert` names; without it, the system's own roots. `certificate` is the client's, and
-    /// its key.
-    pub fn new(check: Check, roots: Option<&Path>, certificate: Option<(&Path, &Path)>) -> Result<Connector> {
-        let wanted = check != Check::Nothing || certificate.is_some();
-        Ok(Connector(wanted.then(|| Connector::config(check, roots, certificate)).transpose()?))
-    }
-
-    pub async fn connect(&self, host: &str, socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let unchecked = || Connector::config(Check::Nothing, None, None);
-        let config = self.0.clone().map_or_else(unchecked, Ok).map_err(io::Error::other)?;
-        let host = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-        TlsConnector::from(config).connect(host, socket).await
-    }
-
-    fn config(check: Check, roots: Option<&Path>, certificate: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>> {
-        let provider = Arc::new(ring::default_provider());
-        let roots = (check != Check::Nothing).then(|| Roots::of(roots, &provider)).transpose()?;
-        let checker = Arc::new(Checker { provider: provider.clone(), roots, by_name: check == Check::SignerAndName });
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()?
-            .dangerous()
-            .with_custom_certificate_verifier(checker);
-        Ok(Arc::new(match certificate {
-            Some((chain, key)) => tls::with_client_certificate(config, chain, key)?,
-            None => config.with_no_client_auth(),
-        }))
-    }
+/// `roots` is the file that `sslrootcert` names; without it, the system's own roots. `certificate` is the client's, and its
+/// key.
+pub fn config(check: Check, roots: Option<&Path>, certificate: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = match check {
+        Check::Nothing => None,
+        Check::Signer | Check::SignerAndName => {
+            Some(WebPkiServerVerifier::builder_with_provider(tls::roots(roots)?.into(), provider.clone()).build()?)
+        }
+    };
+    let named = if verifier.is_some() { roots.map(tls::certificates).transpose()?.unwrap_or_default() } else { vec![] };
+    let checker =
+        Arc::new(Checker { provider: provider.clone(), verifier, named, by_name: check == Check::SignerAndName });
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(checker);
+    Ok(Arc::new(match certificate {
+        Some((chain, key)) => tls::with_client_certificate(config, chain, key)?,
+        None => config.with_no_client_auth(),
+    }))
 }
 
-/// What the server's certificate is checked by.
-#[derive(Debug)]
-struct Roots {
-    verifier: Arc<WebPkiServerVerifier>,
-    /// Those that were named, not the system's.
-    named: Vec<CertificateDer<'static>>,
-}
-
-impl Roots {
-    fn of(file: Option<&Path>, provider: &Arc<CryptoProvider>) -> Result<Roots> {
-        let named = file.map(tls::certificates).transpose()?.unwrap_or_default();
-        let verifier = WebPkiServerVerifier::builder_with_provider(tls::roots(file)?.into(), provider.clone());
-        Ok(Roots { verifier: verifier.build()?, named })
-    }
-}
-
-/// Without roots plain `require`, by name `verify-full`, else `verify-ca`.
+/// Without a verifier plain `require`, by name `verify-full`, else `verify-ca`.
 #[derive(Debug)]
 struct Checker {
     provider: Arc<CryptoProvider>,
-    roots: Option<Roots>,
+    verifier: Option<Arc<WebPkiServerVerifier>>,
+    /// Roots that were named, not the system's.
+    named: Vec<CertificateDer<'static>>,
     by_name: bool,
 }
 
@@ -93,14 +64,14 @@ impl ServerCertVerifier for Checker {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
-        let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
-        match roots.verifier.verify_server_cert(certificate, chain, name, ocsp, now) {
+        let Some(verifier) = &self.verifier else { return Ok(ServerCertVerified::assertion()) };
+        match verifier.verify_server_cert(certificate, chain, name, ocsp, now) {
             // The name is what webpki looks at last, so a wrong name says that all the rest is right.
             Err(TlsError::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.by_name => Ok(ServerCertVerified::assertion()),
             // And the dates are what it looks at before it finds that a server does not show a root of its own.
-            Err(error) if is_own_root(&error) && roots.named.iter().any(|root| root == certificate) => {
+            Err(error) if is_own_root(&error) && self.named.iter().any(|root| root == certificate) => {
                 if self.by_name {
                     verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
                 }

@@ -4,27 +4,22 @@
 
 use std::error::Error;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
 
 use anyhow::anyhow;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::backend::net::Socket;
+use crate::backend::net::{Bounded, Socket};
 use crate::backend::tls;
 use crate::exit::Fault;
 
 /// No answer comes near to these; whoever sends more means us no good. Anybody may listen where we connect to.
 const LARGEST_OF_A_STRANGER: usize = 16 << 20;
 const LARGEST: usize = 64 << 20;
-/// What a value takes in memory beside its text: itself, and what is allocated for it. Each takes a line at least.
-const COST_OF_A_LINE: usize = 2 * size_of::<Value>();
 /// So many news are kept: all of them say only that it is time to look.
 const NEWS: usize = 16;
 /// Of what the server says so much is repeated (characters).
@@ -44,7 +39,7 @@ impl Connection {
     /// whoever may, on whichever database.
     pub async fn open(socket: Socket, login: &RedisConnectionInfo) -> Result<Connection, RedisError> {
         let limit = Arc::new(AtomicUsize::new(LARGEST_OF_A_STRANGER));
-        let stream = Bounded { socket, since_request: 0, limit: Arc::clone(&limit) };
+        let stream = Bounded::new(socket, Arc::clone(&limit), in_memory);
         // Callers keep their own time.
         let mut config = AsyncConnectionConfig::new().set_response_timeout(None);
         let mut news = None;
@@ -61,47 +56,16 @@ impl Connection {
     }
 }
 
+/// What an answer takes in memory: its text, and for each value the value itself and what is allocated for it. Each value
+/// takes a line at least.
+fn in_memory(answer: &[u8]) -> usize {
+    answer.len() + answer.iter().filter(|&&byte| byte == b'\n').count() * 2 * size_of::<Value>()
+}
+
 impl Drop for Connection {
     /// Without this the crate would keep the connection until all that was sent is answered.
     fn drop(&mut self) {
         self.driver.abort();
-    }
-}
-
-/// Ends when more arrives between two requests than any answer has: the crate would take whatever a server sends.
-struct Bounded {
-    socket: Socket,
-    /// What has arrived since we last sent something, as memory that it may take.
-    since_request: usize,
-    limit: Arc<AtomicUsize>,
-}
-
-impl AsyncRead for Bounded {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(cx, buf))?;
-        let arrived = &buf.filled()[before..];
-        let lines = arrived.iter().filter(|&&byte| byte == b'\n').count();
-        self.since_request += arrived.len() + lines * COST_OF_A_LINE;
-        if self.since_request > self.limit.load(Ordering::Relaxed) {
-            return Poll::Ready(Err(io::Error::other("the answer is longer than any that Redis would give")));
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Bounded {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.since_request = 0;
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }
 

@@ -1,7 +1,6 @@
 //! What the doctor wants to know about a Redis server: whether it keeps what it was given.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use redis::cmd;
@@ -11,62 +10,35 @@ use crate::backend::{Checkup, Finding};
 use crate::clock;
 use crate::exit::Fault;
 
-/// What a server says of itself.
-pub struct Examined {
-    pub checkup: Checkup,
-    /// What its process calls itself, by whatever address it is reached.
-    pub run_id: Option<String>,
-    /// When it was started, by its own clock and at the latest: microseconds since the epoch, as tokens are.
-    pub started_us: Option<u64>,
-}
-
 /// `replicas` is how many the locks wait for.
-pub async fn examine(server: &mut Server, replicas: u32) -> Result<Examined> {
+pub async fn examine(server: &mut Server, replicas: u32) -> Result<Checkup> {
     let before = clock::wall();
-    let time: (u64, u64) = server.call(&cmd("TIME")).await?;
+    let time: (i64, i64) = server.call(&cmd("TIME")).await?;
     let round_trip = clock::wall().duration_since(before).unwrap_or_default();
-    let now = micros(time);
-    let clock_offset_us = now.and_then(|now| offset(now, before + round_trip / 2));
-    let text = match server.call::<String>(&cmd("INFO")).await {
+    let offset = clock_offset(time, before + round_trip / 2);
+    let findings = match server.call::<String>(&cmd("INFO")).await {
         Err(error) if Fault::of(&error) != Fault::Refused => return Err(error),
-        Err(error) => {
-            let finding = Finding::weak(
-                "redis-info",
-                format!("{error:#}"),
-                "whether this server evicts keys or forgets them in a restart cannot be seen",
-                "let this user run INFO, or look yourself: maxmemory-policy noeviction, appendonly yes",
-            );
-            let checkup = Checkup { findings: vec![finding], clock_offset_us };
-            return Ok(Examined { checkup, run_id: None, started_us: None });
-        }
-        Ok(text) => text,
-    };
-    let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
-    let persistence = match facts.get("aof_enabled") {
-        Some(&"1") => {
+        Err(error) => vec![Finding::weak(
+            "redis-info",
+            format!("{error:#}"),
+            "whether this server evicts keys or forgets them in a restart cannot be seen",
+            "let this user run INFO, or look yourself: maxmemory-policy noeviction, appendonly yes",
+        )],
+        Ok(text) => {
+            let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
             let mut question = cmd("CONFIG");
             question.arg("GET").arg("appendfsync");
-            let setting = server.call::<HashMap<String, String>>(&question).await;
-            append_only_file(setting.ok().and_then(|mut all| all.remove("appendfsync")).as_deref())
+            let settings = server.call::<HashMap<String, String>>(&question).await.unwrap_or_default();
+            let persistence = persistence(&facts, settings.get("appendfsync").map(String::as_str));
+            vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)]
         }
-        _ => forgetful(),
     };
-    let findings = vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)];
-    let up = facts.get("uptime_in_seconds").and_then(|up| micros((up.parse().ok()?, 0)));
-    Ok(Examined {
-        checkup: Checkup { findings, clock_offset_us },
-        run_id: facts.get("run_id").map(|&id| id.to_owned()),
-        started_us: now.zip(up).and_then(|(now, up)| now.checked_sub(up)),
-    })
+    Ok(Checkup { findings, clock_offset_us: offset })
 }
 
-fn micros((seconds, micros): (u64, u64)) -> Option<u64> {
-    seconds.checked_mul(1_000_000)?.checked_add(micros)
-}
-
-fn offset(theirs: u64, ours: SystemTime) -> Option<i64> {
-    let ours = ours.duration_since(UNIX_EPOCH).ok()?.as_micros();
-    Some(i64::try_from(theirs).ok()? - i64::try_from(ours).ok()?)
+fn clock_offset((seconds, micros): (i64, i64), ours: std::time::SystemTime) -> Option<i64> {
+    let ours = ours.duration_since(std::time::UNIX_EPOCH).ok()?.as_micros();
+    Some(seconds.checked_mul(1_000_000)?.checked_add(micros)? - i64::try_from(ours).ok()?)
 }
 
 /// Which product it is, and whether it can push. All of them say which version of Redis they are like.
@@ -105,28 +77,24 @@ fn eviction(facts: &HashMap<&str, &str>) -> Finding {
     )
 }
 
-const PERSISTENCE: &str = "redis-persistence";
-
-fn forgetful() -> Finding {
-    Finding::weak(
-        PERSISTENCE,
-        "the append-only file is off",
-        "after a restart locks are free whose commands still run; tokens still grow, by the server's clock",
-        "set appendonly yes and appendfsync always",
-    )
-}
-
-fn append_only_file(appendfsync: Option<&str>) -> Finding {
+fn persistence(facts: &HashMap<&str, &str>, appendfsync: Option<&str>) -> Finding {
+    const CHECK: &str = "redis-persistence";
     match appendfsync {
-        Some("always") => Finding::fine(PERSISTENCE, "the append-only file is on, and written before a lock counts"),
+        _ if facts.get("aof_enabled") != Some(&"1") => Finding::weak(
+            CHECK,
+            "the append-only file is off",
+            "after a restart locks are free whose commands still run; tokens still grow, by the server's clock",
+            "set appendonly yes and appendfsync always",
+        ),
+        Some("always") => Finding::fine(CHECK, "the append-only file is on, and written before a lock counts"),
         Some(late) => Finding::weak(
-            PERSISTENCE,
+            CHECK,
             format!("the append-only file is on, with appendfsync {late}"),
             "a crash of the server's machine can forget the last grants, and let a second holder in",
             "set appendfsync always",
         ),
         None => Finding::weak(
-            PERSISTENCE,
+            CHECK,
             "the append-only file is on, but this user may not see appendfsync",
             "unless it is always, a crash of the server's machine can forget the last grants",
             "let this user run CONFIG GET, or look yourself: appendfsync always",

@@ -1,5 +1,5 @@
 -- Everything an operator may want to know, of a single Redis or of one node, changing nothing. Times are in ms from now.
--- { 'state', mode, last, the last token, { owner, its lease, details, whether it is revoked … },
+-- { 'state', mode, last, whether the lock is known at all, { owner, its lease, details, whether it is revoked … },
 --   { owner, its place, details … }, { a run before the last one, or "vanished DETAILS" … }, when one last succeeded }
 local value = redis.call('GET', lock)
 local present, waiting = {}, {}
@@ -30,5 +30,5 @@ for _, owner in ipairs(ask('HKEYS', details) or {}) do
   end
 end
 local mode = together(value) and value:sub(2) or 'exclusive'
-local token = redis.call('EXISTS', counter) == 1 and (ask('GET', counter) or '?') or ''
-return { 'state', mode, ask('GET', last) or '', token, present, waiting, runs, ask('GET', success) or '' }
+local known = (value or redis.call('EXISTS', counter) == 1) and 1 or 0
+return { 'state', mode, ask('GET', last) or '', known, present, waiting, runs, ask('GET', success) or '' }

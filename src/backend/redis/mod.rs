@@ -68,7 +68,8 @@ pub const PARAMETERS: &[&str] = &["db", "wait-replicas", "sentinel-username", "s
 
 pub const NO_ARGS: &[&str] = &[];
 
-/// A Redis server counts expiry in whole milliseconds, and looks at its clock once a command.
+/// A Redis server counts expiry in whole milliseconds, and looks at its clock once a command. For clocks that differ in
+/// speed every deadline leaves a hundredth.
 const SLACK: Duration = Duration::from_millis(2);
 
 pub struct Redis {
@@ -180,7 +181,7 @@ pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 7]> {
     Some([from.owner.clone()?, token, how.to_owned(), reason.clone(), run, DEFAULT_HISTORY.to_string(), keep])
 }
 
-fn grant_from(from: Instant, ttl: Duration) -> Grant {
+pub fn grant_from(from: Instant, ttl: Duration) -> Grant {
     Grant { from, ttl, slack: SLACK }
 }
 
@@ -188,7 +189,7 @@ pub fn millis(span: Duration) -> String {
     span.as_millis().to_string()
 }
 
-fn flag(set: bool) -> &'static str {
+pub fn flag(set: bool) -> &'static str {
     if set { "1" } else { "0" }
 }
 
@@ -256,7 +257,7 @@ impl Backend for Redis {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        Ok(examine::examine(&mut self.server, self.replicas).await?.checkup)
+        examine::examine(&mut self.server, self.replicas).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use redis::{FromRedisValue, ParsingError, RedisError, Value, cmd, pipe};
 
-use super::answer::{items, millis, non_empty, text, understood};
+use super::answer::{items, millis, text, understood};
 use super::connection::refusal;
 use super::server::Server;
 use super::{Redis, Script, script};
@@ -61,8 +61,8 @@ pub struct Look {
     pub holders: Vec<Contender>,
     pub waiters: Vec<Contender>,
     pub history: History,
-    /// The last token, as far as the server knows; not a number if somebody has put something else there.
-    pub token: Option<String>,
+    /// Whether the server knows the lock at all.
+    pub known: bool,
 }
 
 impl Look {
@@ -72,7 +72,7 @@ impl Look {
 
     /// What follows the word `state`.
     fn read(reply: &[Value]) -> Option<Look> {
-        let [mode, last, token, holders, waiters, earlier, success] = reply else { return None };
+        let [mode, last, known, holders, waiters, earlier, success] = reply else { return None };
         let mode = Mode::parse(&text(mode)?).unwrap_or(Mode::Exclusive);
         let one = |one: &[Value]| Some(contender(text(&one[0])?, &text(&one[2])?, millis(&one[1])));
         let holder = |of: &[Value]| Some(Contender { mode, revoked: of[3] == Value::Int(1), ..one(of)? });
@@ -83,7 +83,7 @@ impl Look {
                 runs: in_order([last].into_iter().chain(items(earlier)).filter_map(text).filter_map(|one| run(&one))),
                 last_success_at: millis(success).map(|since| SystemTime::UNIX_EPOCH + since),
             },
-            token: non_empty(token),
+            known: *known == Value::Int(1),
         })
     }
 }

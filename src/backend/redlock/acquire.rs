@@ -1,20 +1,63 @@
 //! Asking for the lock: a majority in the first phase, a token on a majority in the second, or giving
-//! everything back.
+//! everything back and waiting.
+//!
+//! Every node keeps a queue of its own, and only its first may take the node. It alone watches the lock there, and a
+//! release wakes it alone; the others just keep their places. All nodes have the same order, by the waiters' own clocks,
+//! as long as they know the same waiters, which they need not. The queues are for speed and fairness, and nothing else
+//! depends on them: a majority decides who holds the lock as if there were no queue, a first who does not come is passed
+//! over, and where nodes have different firsts each of them asks again and ignores the queue.
+
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
-use super::answer::Answer;
-use super::nodes::{Node, Reply, count, no_majority};
-use super::waiting::{Began, Then};
-use super::{OURS, Redlock, SLACK, flag, millis, script};
+use super::nodes::{Answer, Node, Reply, count, no_majority};
+use super::{OURS, Redlock, TURNS, flag, grant_from, millis, script};
 use crate::backend::redis::Script;
-use crate::backend::{Ask, Attempt, Lease};
-use crate::clock;
+use crate::backend::redis::status::contender;
+use crate::backend::redis::watch::Watch;
+use crate::backend::{Ask, Attempt, Busy, Lease};
+use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Grant, Mode, Token};
+use crate::lock::{Mode, OwnerId, Token};
 
 pub static TAKE: Script = script!("take.lua");
 pub static RAISE: Script = script!("raise.lua");
+
+/// So often a first waiter asks although nothing seems to change; `common.lua` lets others take longer.
+const BEAT: Duration = Duration::from_secs(2);
+/// Nodes that cannot notify are asked so many times as often.
+const BLIND: u32 = 8;
+/// Contenders that split the nodes between them part ways within this time.
+const SCATTER: Duration = Duration::from_millis(60);
+/// A little more than the time after which `common.lua` passes over a first who does not come.
+const PASSED_OVER: Duration = Duration::from_millis(510);
+
+/// When we began to wait.
+#[derive(Clone, Copy)]
+pub struct Began {
+    at: Instant,
+    wall: SystemTime,
+}
+
+/// What is done about the queue when nodes are given back.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Then {
+    Wait,
+    Leave,
+}
+
+impl Began {
+    pub fn now() -> Began {
+        Began { at: clock::now(), wall: clock::wall() }
+    }
+
+    /// The date, which is the same for all nodes, and for how long, should they have another date.
+    pub fn told(&self) -> [String; 2] {
+        let date = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        [date.as_micros().to_string(), millis(self.at.elapsed())]
+    }
+}
 
 impl Redlock {
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -29,8 +72,8 @@ impl Redlock {
         let from = clock::now();
         let once = ask.once.clone().unwrap_or_default();
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
-        let insists = flag(std::mem::take(&mut self.insists));
-        let args = [millis(ask.ttl), once, flag(ask.queue), since, waited, insists, self.who.clone()];
+        let insists = flag(std::mem::take(&mut self.insists)).to_owned();
+        let args = [millis(ask.ttl), once, flag(ask.queue).to_owned(), since, waited, insists, self.who.clone()];
         let for_node = |node: &Node| {
             let (holder, details) = node.seen.clone().unwrap_or_default();
             args.iter().cloned().chain([holder, details]).collect()
@@ -42,9 +85,9 @@ impl Redlock {
             return Ok(Attempt::AlreadyRan);
         }
         if let Some(token) = token(&replies).filter(|_| ours >= quorum) {
-            let grant = Grant { from, ttl: ask.ttl, slack: SLACK };
+            let grant = grant_from(from, ask.ttl);
             let agreed = self.raise(ask, &keys, token).await;
-            if agreed && grant.from.elapsed() < ask.ttl.mul_f64(0.99) - SLACK {
+            if agreed && grant.from.elapsed() < ask.ttl.mul_f64(0.99) - grant.slack {
                 self.watch_as_holder(&keys, &ask.who.owner, &replies);
                 self.began = None;
                 let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
@@ -69,6 +112,61 @@ impl Redlock {
         let replies = self.nodes.ask(&RAISE, keys, |_| args.to_vec()).await;
         count(&replies, OURS) >= self.nodes.quorum()
     }
+
+    /// Who is in the way, how many are before us, what to watch, and when to ask again.
+    fn busy(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) -> Result<Busy> {
+        let ours = count(replies, OURS);
+        let (quorum, turn) = (self.nodes.quorum(), format!("{}{owner}", keys[TURNS]));
+        let (mut holders, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
+        let mut beat = Duration::MAX;
+        for (node, reply) in self.nodes.iter_mut().zip(replies) {
+            node.watch = Watch::default();
+            let Ok(answer) = reply else { continue };
+            node.seen = None;
+            let (Answer::Theirs(theirs) | Answer::Behind(theirs)) = answer else { continue };
+            node.seen = theirs.owner.clone().map(|owner| (owner, theirs.details.clone()));
+            node.watch = Watch { keys: vec![turn.clone()], seen: vec![None] };
+            if theirs.ahead == 0 {
+                node.watch.keys.push(keys[0].clone());
+                node.watch.seen.push(theirs.owner.clone());
+            }
+            if let Answer::Theirs(theirs) = answer {
+                ends.push(theirs.left.unwrap_or(BEAT));
+            }
+            ranks.push(theirs.ahead);
+            beat = beat.min(theirs.beat.unwrap_or(BEAT));
+            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None).into_holder());
+            holders.extend(holder);
+        }
+        if self.nodes.deaf() {
+            beat /= BLIND;
+        }
+        ends.sort_unstable();
+        let others = ranks.len() - ours;
+        ranks.sort_unstable();
+        // On a majority there are no more than so many before us.
+        let ahead = ranks.get(quorum - 1).copied().unwrap_or(0);
+        // So many nodes have to be let go before a majority is free.
+        let held = (ends.len() + 1).saturating_sub(quorum);
+        // We were first on some nodes, others were on the rest.
+        self.insists = held == 0 && ours > 0;
+        let again = match held.checked_sub(1) {
+            Some(n) if ahead == 0 => beat.min(ends[n] + Duration::from_millis(1)),
+            Some(_) => beat,
+            None if self.insists => some_of(SCATTER)?,
+            None => beat.min(PASSED_OVER * u32::try_from(ahead.max(1)).unwrap_or(u32::MAX)) + some_of(SCATTER)?,
+        };
+        if self.insists {
+            // They give back what they took, which is no reason to get in each other's way again.
+            self.nodes.iter_mut().for_each(|node| node.watch = Watch::default());
+        }
+        self.needed = (others + 1).saturating_sub(quorum).max(1);
+        Ok(Busy {
+            holder: holders.into_iter().max_by_key(|holder| holder.host.is_some()),
+            ahead: Some(ahead),
+            ask_again: clock::now() + again,
+        })
+    }
 }
 
 /// The token that a majority's answers to the first phase call for.
@@ -78,4 +176,10 @@ pub fn token(replies: &[Reply]) -> Option<Token> {
         _ => None,
     };
     replies.iter().filter_map(candidate).max()
+}
+
+fn some_of(most: Duration) -> Result<Duration> {
+    let mut random = [0u8; 1];
+    getrandom::fill(&mut random)?;
+    Ok(most * u32::from(random[0]) / 256)
 }

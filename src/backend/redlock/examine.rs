@@ -2,41 +2,50 @@
 
 use anyhow::Result;
 use futures_util::future::join_all;
+use redis::cmd;
 
 use super::Redlock;
 use super::agreement;
 use crate::backend::redis::examine as one_node;
+use crate::backend::redis::server::Server;
 use crate::backend::{Checkup, Finding};
 
 pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
     let quorum = redlock.nodes.quorum();
     let asked = redlock.nodes.iter_mut().map(|node| async {
         let found = one_node::examine(&mut node.server, 0).await;
-        (node.server.host().to_owned(), found)
+        let run_id = if found.is_ok() { run_id(&mut node.server).await } else { None };
+        (node.server.host().to_owned(), run_id, found)
     });
     let answers = join_all(asked).await;
-    let (nodes, mut answering) = (answers.len(), Vec::new());
+    let answering: Vec<bool> = answers.iter().map(|(.., found)| found.is_ok()).collect();
     let (mut findings, mut missing, mut offsets, mut run_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (at, (host, answer)) in answers.into_iter().enumerate() {
+    let nodes = answers.len();
+    for (host, run_id, answer) in answers {
         match answer {
             Ok(found) => {
                 let named = |finding: Finding| Finding { what: format!("{host}: {}", finding.what), ..finding };
-                findings.extend(found.checkup.findings.into_iter().map(named));
-                run_ids.extend(found.run_id.map(|run_id| (run_id, host.clone())));
-                offsets.extend(found.checkup.clock_offset_us.map(|offset| (offset, host)));
-                answering.push((at, found.started_us));
+                findings.extend(found.findings.into_iter().map(named));
+                run_ids.extend(run_id.map(|run_id| (run_id, host.clone())));
+                offsets.extend(found.clock_offset_us.map(|offset| (offset, host)));
             }
             Err(error) => missing.push(format!("{host}: {error:#}")),
         }
     }
     findings.push(presence(nodes, quorum, &missing));
-    findings.extend(independence(answering.len(), run_ids));
+    findings.extend(independence(nodes - missing.len(), run_ids));
     findings.extend(clocks(&offsets));
-    if answering.len() >= quorum {
+    if nodes - missing.len() >= quorum {
         findings.extend(agreement::examine(redlock, &answering).await);
     }
     let clock_offset_us = offsets.iter().map(|(offset, _)| *offset).max_by_key(|offset| offset.abs());
     Ok(Checkup { findings, clock_offset_us })
+}
+
+/// What a server process calls itself, by whatever address it is reached.
+async fn run_id(server: &mut Server) -> Option<String> {
+    let info: String = server.call(cmd("INFO").arg("server")).await.ok()?;
+    info.lines().find_map(|line| line.trim_end().strip_prefix("run_id:")).map(str::to_owned)
 }
 
 /// Whether every address is a server of its own. Who may not be asked for its name says so by itself.

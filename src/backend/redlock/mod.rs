@@ -1,6 +1,6 @@
 //! Redlock: a majority of independent Redis nodes, each with the same plain key `dlock:NAME` that
 //! redlock-py, pottery and redsync know. Exclusive only. Waiters are served in order by the clocks of
-//! their own hosts, as far as the nodes agree on it; `waiting` says how.
+//! their own hosts, as far as the nodes agree on it; `acquire` says how.
 //!
 //! The token takes two phases. First take a majority of nodes and learn their counters; then, on each
 //! node that is still ours, raise the counter to the greatest of them plus one. It is granted only if
@@ -12,11 +12,9 @@
 
 pub mod acquire;
 mod agreement;
-pub mod answer;
 mod examine;
 pub mod nodes;
 mod status;
-mod waiting;
 
 use std::time::Duration;
 
@@ -25,16 +23,15 @@ use anyhow::Result;
 use async_trait::async_trait;
 
 use super::redis::watch::Watch;
-use super::redis::{self, Script, millis};
+use super::redis::{self, Script, flag, grant_from, millis};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::clock;
-use crate::lock::{Grant, Holder, LockName, LockState, OwnerId};
-use answer::Answer;
-use nodes::{Node, Nodes, Reply, agreed, count, no_majority};
-use waiting::{Began, Then};
+use crate::lock::{Holder, LockName, LockState, OwnerId};
+use acquire::{Began, Then};
+use nodes::{Answer, Node, Nodes, Reply, agreed, any, count, no_majority};
 
 macro_rules! script {
     ($file:literal) => {
@@ -55,11 +52,8 @@ static FORGET: Script = script!("../redis/forget.lua");
 
 pub const OURS: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Ours(_));
 
-/// The clocks of the nodes may differ in speed by the hundredth that every term leaves; this is for
-/// their counting in whole milliseconds.
-const SLACK: Duration = Duration::from_millis(2);
-
-/// Where among the keys the beginnings of those of notes and turns stand.
+/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
+const TOKEN: usize = 5;
 const NOTES: usize = 8;
 const TURNS: usize = 12;
 
@@ -72,8 +66,6 @@ pub struct Redlock {
     who: String,
     /// How many of the watched nodes must have news to make it worth asking.
     needed: usize,
-    /// How long the others of them have then to catch up.
-    settle: Duration,
     began: Option<Began>,
     /// The nodes have not agreed on who is first: next time we do not heed their queues.
     insists: bool,
@@ -90,7 +82,6 @@ impl Redlock {
             prefix,
             who: String::new(),
             needed: 1,
-            settle: Duration::ZERO,
             began: None,
             insists: false,
             unreleased: None,
@@ -104,7 +95,7 @@ impl Redlock {
     /// Undoes what was taken, also where it is not known whether it was.
     async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply<Value>> {
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
-        let rest = [flag(and == Then::Wait), since, waited, millis(ask.ttl), ask.who.to_json()];
+        let rest = [flag(and == Then::Wait).to_owned(), since, waited, millis(ask.ttl), ask.who.to_json()];
         let args = |node: &Node| std::iter::once(node.given_up()).chain(rest.clone()).collect();
         let replies = self.nodes.ask_by_number(&GIVE_BACK, keys, &ask.who.owner, args).await;
         self.nodes.note_withdrawn(&replies);
@@ -113,7 +104,7 @@ impl Redlock {
 
     /// From here on a change on any node is worth a renewal, which takes that node again.
     fn watch_as_holder(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) {
-        (self.needed, self.settle) = (1, Duration::ZERO);
+        self.needed = 1;
         for (node, reply) in self.nodes.iter_mut().zip(replies) {
             node.watch = match reply {
                 Ok(answer) => Watch {
@@ -136,10 +127,6 @@ fn seen_by_holder(answer: &Answer, owner: &OwnerId) -> Option<String> {
     }
 }
 
-fn flag(set: bool) -> String {
-    if set { "1" } else { "0" }.to_owned()
-}
-
 #[async_trait(?Send)]
 impl Backend for Redlock {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
@@ -147,7 +134,7 @@ impl Backend for Redlock {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        self.nodes.changed(self.needed, self.settle).await;
+        self.nodes.changed(self.needed).await;
         Ok(())
     }
 
@@ -162,13 +149,12 @@ impl Backend for Redlock {
         let from = clock::now();
         let args = [lease.token.to_string(), millis(lease.grant.ttl), self.who.clone()];
         let replies = self.nodes.ask_by_number(&RENEW, &keys, &lease.owner, |_| args.to_vec()).await;
-        // If an operator has freed or marked a single node, all of them were meant.
-        for answer in replies.iter().flatten() {
-            match answer {
-                Answer::Taken(reason) => return Ok(Renewal::ForceReleased(reason.clone())),
-                Answer::Revoked(reason) => return Ok(Renewal::Revoked(reason.clone())),
-                _ => {}
-            }
+        // If an operator has freed a single node, or else marked one, all of them were meant.
+        if let Some(Answer::Taken(reason)) = any(&replies, |answer| matches!(answer, Answer::Taken(_))) {
+            return Ok(Renewal::ForceReleased(reason));
+        }
+        if let Some(Answer::Revoked(reason)) = any(&replies, |answer| matches!(answer, Answer::Revoked(_))) {
+            return Ok(Renewal::Revoked(reason));
         }
         let gone = count(&replies, |answer| matches!(answer, Answer::Gone(_)));
         if gone >= quorum {
@@ -178,7 +164,7 @@ impl Backend for Redlock {
             return Err(no_majority(replies));
         }
         self.watch_as_holder(&keys, &lease.owner, &replies);
-        Ok(Renewal::Held(Grant { from, ttl: lease.grant.ttl, slack: SLACK }))
+        Ok(Renewal::Held(grant_from(from, lease.grant.ttl)))
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -189,7 +175,7 @@ impl Backend for Redlock {
             |node: &mut Node| args.iter().cloned().chain([node.given_up(), runs.clone(), succeeded.clone()]).collect();
         let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
-        let taken = replies.iter().flatten().find(|one| matches!(one, Released::ForceReleased(_))).cloned();
+        let taken = any(&replies, |answer| matches!(answer, Released::ForceReleased(_)));
         let gone = count(&replies, |answer| *answer != Released::Done) >= quorum;
         let done = match (agreed(&replies, quorum), taken, before) {
             (Some(Released::Done), ..) => Ok(Released::Done),
@@ -206,9 +192,9 @@ impl Backend for Redlock {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let replies = self.nodes.ask(&REHOLD, &keys, |_| vec![owner.to_string(), millis(ttl)]).await;
-        let operators = |one: &&Reheld| matches!(one, Reheld::ForceReleased(_) | Reheld::Revoked(_));
-        let taken = replies.iter().flatten().find(operators).cloned();
-        taken.or_else(|| agreed(&replies, quorum)).ok_or_else(|| no_majority(replies))
+        let taken = any(&replies, |answer| matches!(answer, Reheld::ForceReleased(_)));
+        let revoked = any(&replies, |answer| matches!(answer, Reheld::Revoked(_)));
+        taken.or(revoked).or_else(|| agreed(&replies, quorum)).ok_or_else(|| no_majority(replies))
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -239,7 +225,7 @@ impl Backend for Redlock {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
         let Some(args) = redis::revoke_args(from, how) else { return Ok(Revoked::NotHeld) };
         let replies = self.nodes.ask(&REVOKE, &keys, |_| args.to_vec()).await;
-        let foreign = replies.iter().flatten().find(|one| matches!(one, Revoked::Impossible(_))).cloned();
+        let foreign = any(&replies, |answer| matches!(answer, Revoked::Impossible(_)));
         agreed(&replies, quorum).or(foreign).ok_or_else(|| no_majority(replies))
     }
 }

@@ -1,24 +1,26 @@
-//! The nodes of a Redlock, asked all at once, and what their answers amount to.
+//! The nodes of a Redlock, asked all at once: what they answer, and what their answers amount to.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redis::FromRedisValue;
+use redis::{FromRedisValue, ParsingError, Value};
 
-use super::answer::Answer;
 use crate::backend::redis::Script;
+use crate::backend::redis::answer::{millis, non_empty, number, shown, text, understood};
 use crate::backend::redis::server::Server;
 use crate::backend::redis::target::Target;
 use crate::backend::redis::watch::Watch;
 use crate::backend::{Address, Patience};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::OwnerId;
+use crate::lock::{OwnerId, Token};
 
 /// The least that nodes which are slower than the majority get on top.
 const GRACE: Duration = Duration::from_millis(20);
+/// A release reaches the nodes at different times: so long after the news of enough nodes the others are waited for.
+const SETTLE: Duration = Duration::from_millis(3);
 
 pub struct Node {
     pub server: Server,
@@ -76,10 +78,6 @@ impl Nodes {
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
         self.0.iter_mut()
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
     }
 
     pub fn get_mut(&mut self, n: usize) -> Option<&mut Node> {
@@ -170,7 +168,7 @@ impl Nodes {
     }
 
     /// Returns when so many nodes have news, and the others had a moment to have them too.
-    pub async fn changed(&mut self, needed: usize, settle: Duration) {
+    pub async fn changed(&mut self, needed: usize) {
         let mut told: FuturesUnordered<_> = (self.0.iter_mut())
             .filter(|node| !node.watch.keys.is_empty())
             .map(|node| async move { node.server.changed(&node.watch).await })
@@ -183,7 +181,7 @@ impl Nodes {
         let all = async { while told.next().await.is_some() {} };
         tokio::select! {
             () = all => {}
-            () = clock::sleep_until(clock::now() + settle) => {}
+            () = clock::sleep_until(clock::now() + SETTLE) => {}
         }
     }
 }
@@ -191,6 +189,11 @@ impl Nodes {
 /// How many nodes said this.
 pub fn count<T>(replies: &[Reply<T>], said: impl Fn(&T) -> bool) -> usize {
     replies.iter().flatten().filter(|answer| said(answer)).count()
+}
+
+/// What a single node says, if one says this.
+pub fn any<T: Clone>(replies: &[Reply<T>], said: impl Fn(&T) -> bool) -> Option<T> {
+    replies.iter().flatten().find(|answer| said(answer)).cloned()
 }
 
 /// What so many nodes say alike.
@@ -208,5 +211,63 @@ pub fn no_majority<T>(replies: Vec<Reply<T>>) -> anyhow::Error {
             error.context("no majority of the Redlock nodes answered").context(fault)
         }
         None => Fault::Unreachable.because("the Redlock nodes do not agree"),
+    }
+}
+
+/// What a node says to whoever wants to take or keep it. Other scripts say the same as on a single Redis.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// The node is ours. If it was just taken: which token it would have to be at least.
+    Ours(Option<Token>),
+    /// Another has it.
+    Theirs(Theirs),
+    /// Nobody has it, but others are before us in the queue.
+    Behind(Theirs),
+    /// The node is not ours, or not any more; perhaps somebody else's.
+    Gone(Option<String>),
+    /// An operator has freed the node on the spot, for this reason.
+    Taken(String),
+    /// An operator wants the node back, for this reason.
+    Revoked(String),
+    /// A successful run has left its once key.
+    Ran,
+}
+
+/// What keeps us from a node.
+#[derive(Clone, Debug)]
+pub struct Theirs {
+    /// What the lock's key holds, and what the node says about that holder.
+    pub owner: Option<String>,
+    pub details: String,
+    /// When its lease ends, if ever.
+    pub left: Option<Duration>,
+    pub ahead: usize,
+    /// When to ask again.
+    pub beat: Option<Duration>,
+}
+
+impl FromRedisValue for Answer {
+    fn from_redis_value(reply: Value) -> Result<Answer, ParsingError> {
+        understood(reply, |word, rest| {
+            Some(match (word, rest) {
+                ("ours", []) => Answer::Ours(None),
+                ("ours", [token]) => Answer::Ours(Some(Token(number(token)?))),
+                ("theirs", rest) => Answer::Theirs(Theirs::read(rest)?),
+                ("behind", rest) => Answer::Behind(Theirs::read(rest)?),
+                ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
+                ("taken", [reason]) => Answer::Taken(shown(reason)),
+                ("revoked", [reason]) => Answer::Revoked(shown(reason)),
+                ("ran", []) => Answer::Ran,
+                _ => return None,
+            })
+        })
+    }
+}
+
+impl Theirs {
+    fn read(reply: &[Value]) -> Option<Theirs> {
+        let [owner, left, details, ahead, beat] = reply else { return None };
+        let (owner, details) = (non_empty(owner), text(details)?);
+        Some(Theirs { owner, details, left: millis(left), ahead: number(ahead)?, beat: millis(beat) })
     }
 }

@@ -1,6 +1,6 @@
 //! Reading a Redlock for people: what a majority says, and what each node says by itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,23 +10,14 @@ use super::{Redlock, script};
 use crate::backend::Page;
 use crate::backend::redis::Script;
 use crate::backend::redis::status::{self as redis, in_order, next_place, page, place};
-use crate::exit::Fault;
 use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState, Outcome};
 
 static INSPECT: Script = script!("../redis/inspect.lua");
 
 pub struct Look {
     pub state: LockState,
-    /// The last token that each node knows. A word that is not a number is no token.
-    pub tokens: Vec<Option<String>>,
-}
-
-impl Look {
     /// The first node that knows the lock, so that a list names it once.
-    fn first(&self) -> Option<usize> {
-        let knows = |(node, token): (&NodeState, &Option<String>)| node.owner.is_some() || token.is_some();
-        self.state.nodes.iter().zip(&self.tokens).position(knows)
-    }
+    first: Option<usize>,
 }
 
 pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
@@ -37,13 +28,12 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     }
     let mut votes: BTreeMap<Option<String>, Vec<(Duration, Contender)>> = BTreeMap::new();
     let mut waiters = BTreeMap::new();
-    let (mut nodes, mut tokens, mut runs, mut last_success_at) = (Vec::new(), Vec::new(), Vec::new(), None);
+    let (mut nodes, mut runs, mut last_success_at, mut first) = (Vec::new(), Vec::new(), None, None);
     for (n, reply) in replies.iter().enumerate() {
-        tokens.push(None);
         let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
         match reply {
             Ok(seen) => {
-                tokens[n] = seen.token.clone();
+                first = first.or(seen.known.then_some(n));
                 runs.extend(seen.history.runs.iter().cloned());
                 last_success_at = last_success_at.max(seen.history.last_success_at);
                 for waiter in &seen.waiters {
@@ -75,39 +65,22 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     let runs = in_order(runs.into_iter().filter(|run| run.outcome != Outcome::Vanished || !present(run)));
     let history = History { runs, last_success_at };
     let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, history);
-    Ok(Look { state: LockState { nodes, ..state }, tokens })
+    Ok(Look { state: LockState { nodes, ..state }, first })
 }
 
-/// One SCAN of one node, then the next node. A place in the list is `NODE CURSOR`.
+/// One SCAN of one node, then the next node. A place in the list is `NODE CURSOR`. A lock is on most
+/// nodes, so one that cannot be asked is left out.
 pub async fn list(redlock: &mut Redlock, after: Option<String>) -> Result<Page> {
     let (n, cursor) = place(after.as_deref())?;
-    let (names, cursor) = match scan(redlock, n, cursor).await {
-        // A lock is on most nodes, so one that does not answer is left out.
-        Err(error) if Fault::of(&error) == Fault::Unreachable => Default::default(),
-        found => found?,
-    };
-    let locks = looks(redlock, n, &names).await?.into_iter().map(|look| look.state).collect();
-    Ok(Page { locks, next: next_place(n, &cursor, redlock.nodes.len()) })
-}
-
-/// The names that one SCAN of one node finds, and where the next begins.
-pub async fn scan(redlock: &mut Redlock, n: usize, cursor: &str) -> Result<(BTreeSet<LockName>, String)> {
-    match redlock.nodes.get_mut(n) {
-        Some(node) => page(&mut node.server, &redlock.prefix, cursor).await,
-        None => Ok(Default::default()),
-    }
-}
-
-/// Of these, the locks that no node before this one knows.
-pub async fn looks(redlock: &mut Redlock, n: usize, names: &BTreeSet<LockName>) -> Result<Vec<Look>> {
-    let mut looks = Vec::new();
+    let (prefix, nodes) = (redlock.prefix.clone(), redlock.nodes.iter_mut().count());
+    let Some(node) = redlock.nodes.get_mut(n) else { return Ok(Page::default()) };
+    let (names, cursor) = page(&mut node.server, &prefix, cursor).await.unwrap_or_default();
+    let mut locks = Vec::new();
     for name in names {
-        match look(redlock, name).await {
-            Ok(look) if look.first() == Some(n) => looks.push(look),
-            // A key with our prefix that is no lock.
-            Err(error) if !format!("{error:#}").contains("WRONGTYPE") => return Err(error),
-            _ => {}
+        let look = look(redlock, &name).await?;
+        if look.first == Some(n) {
+            locks.push(look.state);
         }
     }
-    Ok(looks)
+    Ok(Page { locks, next: next_place(n, &cursor, nodes) })
 }

@@ -5,8 +5,7 @@
 
 use dlock::backend::redlock::OURS;
 use dlock::backend::redlock::acquire::token;
-use dlock::backend::redlock::answer::Answer;
-use dlock::backend::redlock::nodes::{Reply, count};
+use dlock::backend::redlock::nodes::{Answer, Reply, count};
 use dlock::lock::Token;
 
 use crate::{Model, explore};
