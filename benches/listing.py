@@ -1,6 +1,7 @@
 """What `dlock status` costs when a backend has many locks: time, memory, and the server's own count of requests."""
 
 import json
+import resource
 import subprocess
 import tempfile
 import time
@@ -32,6 +33,12 @@ def peak_memory(process):
     return peak
 
 
+def cpu_of_children():
+    """In seconds, of all that have ended: however busy the machine is."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def count(out, options):
     """How many locks are shown."""
     if "--json" in options:
@@ -44,18 +51,18 @@ def count(out, options):
 def row_of(backend, locks, *options):
     counting = backend.counting() if backend.counting else nullcontext(lambda: None)
     with tempfile.TemporaryFile("w+") as out, counting as requests:
-        began = time.monotonic()
+        began, spent = time.monotonic(), cpu_of_children()
         process = subprocess.Popen([DLOCK, "status", "--backend", backend.url, *options], env=ENV, stdout=out)
         peak = peak_memory(process)
-        took = time.monotonic() - began
-        assert process.wait() == 0, f"{backend.name}: exit {process.returncode}"
+        took, spent = time.monotonic() - began, cpu_of_children() - spent
+        assert process.returncode == 0, f"{backend.name}: exit {process.returncode}"
         asked = requests()
         out.seek(0)
         shown = count(out, options)
     assert shown == locks, f"{backend.name} shows {shown} of {locks} locks"
     command = " ".join(["dlock status", *options])
     row = {"backend": backend.name, "command": command, "locks": locks}
-    return row | {"seconds": took, "peak memory, MB": peak, "requests": asked}
+    return row | {"seconds": took, "dlock's CPU, s": spent, "peak memory, MB": peak, "requests": asked}
 
 
 def measure(bench):
