@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::block_on;
 use super::selected::each_page;
@@ -58,7 +58,7 @@ struct Verdict {
     says: Vec<String>,
     /// Performance data: `x_held=192s;2880;3600;0`.
     data: Vec<String>,
-    fields: Map<String, Value>,
+    json: Value,
 }
 
 pub fn check(order: &Inspection) -> Result<Exit> {
@@ -74,7 +74,7 @@ pub fn check(order: &Inspection) -> Result<Exit> {
     let status = verdicts.iter().map(|verdict| verdict.status).max().unwrap_or(Status::Unknown);
     let message = message(&verdicts);
     let data: Vec<_> = verdicts.iter().flat_map(|verdict| verdict.data.iter().map(String::as_str)).collect();
-    answer(status, &message, &data, verdicts.iter().map(Verdict::as_json).collect(), order.json)
+    answer(status, &message, &data, verdicts.iter().map(|verdict| verdict.json.clone()).collect(), order.json)
 }
 
 /// For whatever kept us from checking.
@@ -113,37 +113,25 @@ fn message(verdicts: &[Verdict]) -> String {
 }
 
 fn judge(state: &LockState, order: &Inspection) -> Verdict {
-    let mut verdict = Verdict {
-        name: state.name.to_string(),
-        status: Status::Ok,
-        says: Vec::new(),
-        data: Vec::new(),
-        fields: Map::new(),
-    };
+    let name = state.name.to_string();
+    let mut verdict = Verdict { name, status: Status::Ok, says: Vec::new(), data: Vec::new(), json: Value::Null };
     let holder = state.holders.iter().min_by_key(|holder| holder.acquired_at);
     // Since when is said apart.
     let who = |holder: &Holder| clipped(&describe(&Holder { acquired_at: None, ..holder.clone() }), 120);
     let by = holder.map(|holder| format!(" by {}", who(holder))).unwrap_or_default();
-    let held = measure(state.state != State::Free, state.held_since());
+    let held = lasts(state.state != State::Free, state.held_since());
     verdict.measured("held", held, order.held_at_most, order.warn, &format!("held{by}"));
-    let waiting = measure(!state.waiters.is_empty(), state.oldest_waiter());
+    let waiting = lasts(!state.waiters.is_empty(), state.oldest_waiter());
     verdict.measured("waiting", waiting, order.waiting_at_most, order.warn, "somebody has waited");
-    if let Some(limit) = order.last_success_within {
-        match state.last_success() {
-            Some(at) => {
-                verdict.measured("last_success", Measure::For(since(at)), Some(limit), order.warn, "no success");
-            }
-            None => {
-                verdict.data.push(format!("{}_last_success=U", verdict.name));
-                let why = match &state.last_run {
-                    Some(run) => format!("never succeeded (last run: {})", how_it_ended(run)),
-                    None => "never ran".into(),
-                };
-                verdict.find(Status::Critical, why);
-            }
+    match (order.last_success_within, state.last_success(), &state.last_run) {
+        (None, ..) => {}
+        (limit, Some(at), _) => verdict.measured("last_success", Some(since(at)), limit, order.warn, "no success"),
+        (_, None, last_run) => {
+            verdict.data.push(format!("{}_last_success=U", verdict.name));
+            let failed = |run| format!("never succeeded (last run: {})", how_it_ended(run));
+            verdict.find(Status::Critical, last_run.as_ref().map_or_else(|| "never ran".into(), failed));
         }
     }
-    verdict.fields.insert("last_success_at_s".into(), json!(state.last_success().map(rfc3339::seconds)));
     if verdict.says.is_empty() {
         let last_run = match &state.last_run {
             Some(run) => format!("last run: {}", how_it_ended_and_when(run)),
@@ -151,28 +139,25 @@ fn judge(state: &LockState, order: &Inspection) -> Verdict {
         };
         let is = match (state.state, held) {
             (State::Free, _) => "free".into(),
-            (_, Measure::For(span)) => format!("held for {}", brief(span)),
+            (_, Some(span)) => format!("held for {}", brief(span)),
             _ => "held".into(),
         };
         verdict.says.push(format!("{is}, {last_run}"));
     }
+    verdict.json = json!({
+        "name": verdict.name,
+        "status": verdict.status,
+        "message": verdict.says.join(", "),
+        "held_ms": held.map(millis),
+        "waiting_ms": waiting.map(millis),
+        "last_success_at_s": state.last_success().map(rfc3339::seconds),
+    });
     verdict
 }
 
-#[derive(Clone, Copy)]
-enum Measure {
-    Not,
-    For(Duration),
-    /// It is so, but nobody knows since when.
-    ForUnknown,
-}
-
-fn measure(is: bool, at: Option<SystemTime>) -> Measure {
-    match (is, at) {
-        (false, _) => Measure::Not,
-        (true, Some(at)) => Measure::For(since(at)),
-        (true, None) => Measure::ForUnknown,
-    }
+/// How long something has been so: no time if it is not, and `None` if nobody knows since when it is.
+fn lasts(is: bool, from: Option<SystemTime>) -> Option<Duration> {
+    if is { from.map(since) } else { Some(Duration::ZERO) }
 }
 
 impl Verdict {
@@ -182,40 +167,29 @@ impl Verdict {
     }
 
     /// Compares with a limit, if there is one.
-    fn measured(&mut self, what: &str, measure: Measure, limit: Option<Duration>, warn: Option<f64>, sentence: &str) {
-        let millis = match measure {
-            Measure::Not => Some(0),
-            Measure::For(span) => Some(millis(span)),
-            Measure::ForUnknown => None,
-        };
-        if what != "last_success" {
-            self.fields.insert(format!("{what}_ms"), json!(millis));
-        }
+    fn measured(
+        &mut self,
+        what: &str,
+        span: Option<Duration>,
+        limit: Option<Duration>,
+        warn: Option<f64>,
+        sentence: &str,
+    ) {
         let Some(limit) = limit else { return };
         let warn = warn.map(|part| limit.mul_f64(part));
-        let value = millis.map_or_else(|| "U".into(), |millis| format!("{}s", millis as f64 / 1e3));
+        let value = span.map_or_else(|| "U".into(), |span| format!("{}s", millis(span) as f64 / 1e3));
         let seconds = |span: Duration| span.as_secs_f64().to_string();
         let warn_at = warn.map(seconds).unwrap_or_default();
         self.data.push(format!("{}_{what}={value};{warn_at};{};0", self.name, seconds(limit)));
-        match measure {
-            Measure::Not => {}
-            Measure::ForUnknown => self.find(Status::Unknown, format!("{sentence}, nobody knows since when")),
-            Measure::For(span) if span > limit => {
-                self.find(Status::Critical, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
-            }
-            Measure::For(span) if warn.is_some_and(|warn| span > warn) => {
-                self.find(Status::Warning, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
-            }
-            Measure::For(_) => {}
-        }
-    }
-
-    fn as_json(&self) -> Value {
-        let mut fields = self.fields.clone();
-        fields.insert("name".into(), json!(self.name));
-        fields.insert("status".into(), json!(self.status));
-        fields.insert("message".into(), json!(self.says.join(", ")));
-        Value::Object(fields)
+        let Some(span) = span else {
+            return self.find(Status::Unknown, format!("{sentence}, nobody knows since when"));
+        };
+        let status = match () {
+            () if span > limit => Status::Critical,
+            () if warn.is_some_and(|warn| span > warn) => Status::Warning,
+            () => return,
+        };
+        self.find(status, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde::Serialize;
+use serde_json::json;
 
 use super::block_on;
 use super::forget::forget_from;
@@ -29,35 +29,24 @@ pub fn history(query: &HistoryQuery) -> Result<Exit> {
     let state = block_on(within(query.service.patience.connect, backend.inspect(&query.name)))?;
     let runs: Vec<&LastRun> = state.runs().take(query.limit).collect();
     print(match query.json {
-        true => as_json(&state, &runs)?,
+        true => as_json(&state, &runs),
         false => as_text(&state, &runs, Screen::of_stdout(Color::Auto), std::io::stdout().is_terminal()),
     })?;
     Ok(Exit::OK)
 }
 
-#[derive(Serialize)]
-struct Shown<'a, R: Serialize> {
-    name: &'a str,
-    backend: &'a str,
-    last_success_at: Option<String>,
-    last_success_at_s: Option<u64>,
-    median_ms: Option<u64>,
-    longest_ms: Option<u64>,
-    runs: Vec<R>,
-}
-
-fn as_json(state: &LockState, runs: &[&LastRun]) -> Result<String> {
+fn as_json(state: &LockState, runs: &[&LastRun]) -> String {
     let durations = durations(runs);
-    let shown = Shown {
-        name: state.name.as_str(),
-        backend: state.backend,
-        last_success_at: state.last_success().map(|at| rfc3339::in_words(at).replace(' ', "T") + "Z"),
-        last_success_at_s: state.last_success().map(rfc3339::seconds),
-        median_ms: median(&durations).map(millis),
-        longest_ms: durations.last().copied().map(millis),
-        runs: runs.iter().map(|run| run.shown()).collect(),
-    };
-    Ok(json_escaped(&serde_json::to_string(&shown)?) + "\n")
+    let shown = json!({
+        "name": state.name,
+        "backend": state.backend,
+        "last_success_at": state.last_success().map(rfc3339::date),
+        "last_success_at_s": state.last_success().map(rfc3339::seconds),
+        "median_ms": median(&durations).map(millis),
+        "longest_ms": durations.last().copied().map(millis),
+        "runs": runs.iter().map(|run| json!(run.shown())).collect::<Vec<_>>(),
+    });
+    json_escaped(&shown.to_string()) + "\n"
 }
 
 fn as_text(state: &LockState, runs: &[&LastRun], screen: Screen, with_bars: bool) -> String {
@@ -184,7 +173,7 @@ mod tests {
         assert!(!text.contains('█'), "{text}");
         let drawn = as_text(&state, &runs, Screen { width: Some(100), ..piped }, true);
         assert_eq!(drawn.matches('█').count(), 8 + 1, "{drawn}");
-        let json: serde_json::Value = serde_json::from_str(&as_json(&state, &runs).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&as_json(&state, &runs)).unwrap();
         assert_eq!((&json["median_ms"], &json["longest_ms"]), (&120_000.into(), &600_000.into()));
         assert_eq!(
             (&json["runs"][1]["revoked_by"], &json["runs"][1]["started_at_s"]),

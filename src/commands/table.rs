@@ -108,13 +108,8 @@ impl<const N: usize> Table<N> {
     pub fn for_rows(layout: &'static Layout<N>, rows: &[Row<N>], screen: Screen) -> Table<N> {
         let longest_name = screen.width.map_or(usize::MAX, |room| room * 2 / 5);
         let counted = |n: usize, width: usize| match n {
-            0 if width > longest_name => {
-                if screen.strict {
-                    longest_name
-                } else {
-                    0
-                }
-            }
+            0 if width > longest_name && !screen.strict => 0,
+            0 => width.min(longest_name),
             _ => width,
         };
         let widest = |n: usize| {

@@ -13,6 +13,11 @@ fn clamped(time: SystemTime) -> SystemTime {
     time.clamp(SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + END_OF_9999)
 }
 
+/// For programs: `2026-11-18T03:00:02.123Z`.
+pub fn date(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(clamped(time)).to_string()
+}
+
 /// For people: `2026-11-18 03:00:02`, in UTC.
 pub fn in_words(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(clamped(time)).to_string().replace('T', " ").replace('Z', "")
@@ -29,13 +34,12 @@ pub fn entries<M: SerializeMap>(
     keys: [&'static str; 2],
     time: Option<SystemTime>,
 ) -> Result<(), M::Error> {
-    let date = time.map(|time| humantime::format_rfc3339_millis(clamped(time)).to_string());
-    map.serialize_entry(keys[0], &date)?;
+    map.serialize_entry(keys[0], &time.map(date))?;
     map.serialize_entry(keys[1], &time.map(seconds))
 }
 
 pub fn serialize<S: Serializer>(time: &SystemTime, out: S) -> Result<S::Ok, S::Error> {
-    out.collect_str(&humantime::format_rfc3339_millis(clamped(*time)))
+    out.serialize_str(&date(*time))
 }
 
 pub fn deserialize<'de, D: Deserializer<'de>>(text: D) -> Result<SystemTime, D::Error> {

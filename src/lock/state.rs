@@ -20,7 +20,7 @@ pub struct LockState {
     pub waiters: Vec<Waiter>,
     #[serde(serialize_with = "last_run")]
     pub last_run: Option<LastRun>,
-    /// The runs before it, newest first; left out where many locks are listed.
+    /// The runs before it, newest first; for `history`.
     #[serde(skip)]
     pub earlier: Vec<LastRun>,
     #[serde(flatten, serialize_with = "last_success")]
