@@ -50,7 +50,7 @@ pub struct Command {
     exec_result: Option<File>,
     exec_failed: Option<OwnedFd>,
     pid: Option<Pid>,
-    /// The kernel may give its process id, which is that of its group, to somebody else.
+    /// Its first process was reaped: the kernel may give that process id, which is also the group's, to another process.
     reaped: bool,
 }
 
@@ -177,7 +177,7 @@ impl Command {
         tree.signal_all(&[signal, Signal::SIGCONT], self.own_group(), until);
     }
 
-    /// In one step, before anything is looked for.
+    /// One system call for all members, before the walk over the tree.
     pub fn kill_own_group(&self) {
         if let Some(group) = self.own_group() {
             let _ = killpg(group, Signal::SIGKILL);

@@ -67,7 +67,7 @@ pub struct Guardian {
     ends_by: Option<Instant>,
     help: Option<Help>,
     lingers: bool,
-    /// Nothing is to be heard of it any more: told to go, or dead.
+    /// It was told to go, or is dead: no event comes from it any more.
     retired: bool,
 }
 
@@ -78,7 +78,7 @@ struct Help {
     again_at: Instant,
 }
 
-/// The way on which the keeper pushes the deadlines, and nothing else.
+/// The keeper's connection to the guardian: it pushes deadlines, and nothing else.
 #[derive(Clone, Debug)]
 pub struct DeadlineLink(Link);
 
@@ -201,7 +201,7 @@ impl Guardian {
         }
     }
 
-    /// Lets the guardian go once there is nothing left to guard: all it could still do is to end what has ended.
+    /// Ends the guardian when no process of the command is left.
     pub fn retire(&mut self) {
         if !self.lingers && !self.retired {
             self.retired = true;
@@ -209,8 +209,8 @@ impl Guardian {
         }
     }
 
-    /// Lets the guardian go before the release. It cannot then let go of the descriptors of a lock should dlock be stopped,
-    /// so a kernel timer kills us at the end of the lease instead, unless what is returned is dropped before.
+    /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
+    /// now. So a kernel timer kills dlock at the end of the lease, unless the timer is dropped before.
     pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
         let ends_us = if lease.descriptors.is_empty() { None } else { watch::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
@@ -219,7 +219,7 @@ impl Guardian {
         ends_us
     }
 
-    /// Sees the guardian off, so that nothing of ours outlives us.
+    /// Ends the guardian and waits for it, so that nothing of ours outlives us.
     pub fn dismiss(&mut self) {
         self.retire();
         if !self.lingers {
@@ -245,14 +245,14 @@ impl Guardian {
         Ok(received)
     }
 
-    /// Leaves everything to the guardian, as our own end would, and waits until it has done its duty.
+    /// Closes the link, so that the guardian ends the command as if dlock were dead, and waits for that.
     pub fn leave_it_to(&mut self) {
         self.retired = true;
         self.link.close();
         let _ = waitpid(self.pid, None);
     }
 
-    /// Does the guardian's duty once it is dead: ends every process of the command, which are our children now.
+    /// Ends every process of the command after the death of the guardian: they are our children now.
     /// `refused` hears of those that we may not signal.
     pub fn replace(&mut self, mut refused: impl FnMut(&[(String, i32)])) {
         self.retired = true;

@@ -414,7 +414,7 @@ impl Watch {
         self.report(GuardianEvent::Empty { status: self.status, leftovers: self.leftovers });
     }
 
-    /// First the duty, then the word about it.
+    /// Ends the command first, and tells about it then.
     fn dlock_is_gone(&mut self) {
         let orphaned = matches!(self.stage, Stage::Running | Stage::Ending(_));
         if self.stage != Stage::Over {

@@ -1,7 +1,7 @@
 //! `dlock run`: wait for the lock, run the command under it, let go, exit as the command did.
 
-mod again;
 pub mod ancestry;
+mod next_round;
 mod result;
 mod supervise;
 mod wait;
@@ -47,11 +47,11 @@ fn one_round(job: Job, voice: Voice) -> Result<Exit> {
     if let Some(terminal) = &run.terminal {
         terminal.take_back();
     }
-    if run.stands_again(&exit) {
+    if run.wants_another_round(&exit) {
         if let Err(error) = &exit {
             run.voice.error(error);
         }
-        return again::stand(run);
+        return next_round::begin(run);
     }
     run.notify.stopping();
     exit
@@ -260,7 +260,7 @@ impl Run {
     }
 
     /// Whether `--keep-trying` wants another round: not after success, nor after somebody told us to stop.
-    fn stands_again(&self, exit: &Result<Exit>) -> bool {
+    fn wants_another_round(&self, exit: &Result<Exit>) -> bool {
         let may_change = match exit {
             Ok(exit) => *exit != Exit::OK,
             Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::NotOurs | Fault::Internal),
@@ -284,7 +284,7 @@ impl Run {
             ("DLOCK_OWNER".into(), lease.owner.to_string()),
             ("DLOCK_FENCING_TOKEN".into(), lease.token.to_string()),
             ("DLOCK_SLOT".into(), slot),
-            (again::VARIABLE.into(), String::new()),
+            (next_round::VARIABLE.into(), String::new()),
             (notify::VARIABLE.into(), String::new()),
         ]);
         variables.extend(ancestry::with(&lease.name, &lease.owner, self.job.leftovers));

@@ -1,6 +1,6 @@
-//! `--keep-trying`: stand for the lock again after a loss or a failure, for as long as nobody says stop.
+//! `--keep-trying`: contend for the lock again after a loss or a failure, until a run succeeds or a signal ends it.
 //!
-//! A round ends with exec(2) of ourselves: the process keeps its pid, which is what systemd watches, and
+//! The next round is another program: dlock executes itself. It keeps its process id, which is what systemd watches, and
 //! the guardian is again forked before any thread exists.
 
 use std::ffi::CString;
@@ -19,7 +19,7 @@ pub const VARIABLE: &str = "DLOCK_SHORT_ROUNDS";
 const SHORT: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-pub fn stand(mut run: Run) -> Result<Exit> {
+pub fn begin(mut run: Run) -> Result<Exit> {
     let before: u32 = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let short_rounds = if run.tally.held < SHORT { before.saturating_add(1) } else { 0 };
     let pause = pause_after(short_rounds);
