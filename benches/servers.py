@@ -78,7 +78,8 @@ class Backend:
 
 class Files(Backend):
     name = "file"
-    run_aim = hand_over_aim = Aim(1.3, "flock")
+    run_aim = Aim(1.4, "flock")
+    hand_over_aim = Aim(1.5, "flock")
 
     def begin(self):
         locks = f"{self.directory}/locks"
@@ -107,8 +108,8 @@ class Files(Backend):
 
 class Redis(Backend):
     name = "redis"
-    run_aim = Aim(1.5, "floor: Redis + spawn")
-    hand_over_aim = Aim(3.0)
+    run_aim = Aim(1.9, "floor: Redis + spawn")
+    hand_over_aim = Aim(2.5)
 
     def begin(self):
         self.port = self.start_node()
@@ -155,8 +156,8 @@ class Redlock(Redis):
 
 class Etcd(Backend):
     name = "etcd"
-    run_aim = Aim(0.35, "etcdctl lock")
-    hand_over_aim = Aim(1.0, "etcdctl lock")
+    run_aim = Aim(0.25, "etcdctl lock")
+    hand_over_aim = Aim(1.2, "etcdctl lock")
 
     def begin(self):
         self.client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
@@ -185,7 +186,7 @@ class Etcd(Backend):
 
 class ZooKeeper(Backend):
     name = "zookeeper"
-    run_aim = Aim(0.1, "kazoo")
+    run_aim = Aim(0.08, "kazoo")
     hand_over_aim = Aim(0.6, "kazoo")
 
     def begin(self):
