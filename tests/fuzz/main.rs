@@ -83,7 +83,7 @@ fn what_is_wrong_is_found_and_can_be_found_again() {
     }
     fn trusting(input: &[u8]) -> bool {
         let number = input.strip_prefix(b"length ").and_then(|digits| str::from_utf8(digits).ok()?.parse().ok());
-        number.is_some_and(|length: u32| !vec![0u8; length as usize / 64].is_empty())
+        number.is_some_and(|length: u32| !vec![0u8; length as usize / 32].is_empty())
     }
     fn careless(input: &[u8]) -> bool {
         assert!(!input.ends_with(b"65536"), "put in to be found");
