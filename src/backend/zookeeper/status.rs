@@ -182,7 +182,8 @@ impl ZooKeeper {
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        // Once more if the holder changed its own node just now.
+        let mut may_record = true;
+        // Once more if the holder changed its own node just now, or if we may not write anything down.
         for _ in 0..3 {
             let view = self.look(name).await?;
             let is_meant = |found: &&Found| {
@@ -207,7 +208,7 @@ impl ZooKeeper {
             marked.details.revoked = Some(reason.clone());
             let mut parts = vec![Part::new(Request::set_data(&path, marked.to_json().as_bytes(), stat.version))];
             // After `dlock acquire`, too, there is no dlock that could say later how it ended.
-            if record.details.hold.is_some() {
+            if may_record && record.details.hold.is_some() {
                 parts.extend(self.record_cut_short(name, from, reason).await?);
             }
             match self.commit(parts, &self.meta_path(name), &format!("cannot mark {path}")).await {
@@ -215,6 +216,7 @@ impl ZooKeeper {
                 Ok(Some(Refusal::NoNode)) => return Ok(Revoked::NotHeld),
                 Ok(Some(_)) => {}
                 Err(error) if error.downcast_ref() == Some(&Refusal::BadVersion) => {}
+                Err(error) if may_record && error.downcast_ref() == Some(&Refusal::NoAuth) => may_record = false,
                 Err(error) => return Err(error),
             }
         }
