@@ -8,7 +8,7 @@ use redis::{FromRedisValue, ParsingError, Value};
 use crate::backend::{Forgotten, Reheld, Released, Renewal, Revoked};
 use crate::lock::{Mode, Token, messages};
 
-/// Other people's text is cut to so much (characters) before it is shown.
+/// How much of other people's text is shown (characters).
 const LONGEST: usize = 500;
 
 pub enum Acquire {

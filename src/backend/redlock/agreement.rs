@@ -19,7 +19,7 @@ use crate::backend::{Finding, within};
 use crate::lock::LockName;
 
 const CHECK: &str = "redlock-agreement";
-/// So many locks are compared, and so many steps each node looks for them.
+/// How many locks are compared, and how many steps each node looks for them.
 const SAMPLE: usize = 300;
 const STEPS: usize = 10;
 const LONGEST_OWNER: usize = 200;
