@@ -30,7 +30,7 @@ pub struct Queued {
     pub next_end: Duration,
     /// Whose wake-up lock to wait for, if there is one and we may.
     pub behind: Option<i64>,
-    /// So many waiters may stay connected.
+    /// How many waiters may stay connected.
     pub room: usize,
 }
 

@@ -331,9 +331,7 @@ BEGIN
     UPDATE dlock.locks l
     SET last_owner = release.owner, last_token = release.token
     WHERE l.name = release.name;
-    IF last_run IS NOT NULL THEN
-        PERFORM dlock.remember(name, last_run, runs, succeeded);
-    END IF;
+    PERFORM dlock.remember(name, last_run, runs, succeeded);
     IF once IS NOT NULL THEN
         INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
     END IF;

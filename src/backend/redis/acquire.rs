@@ -15,12 +15,12 @@ static ACQUIRE: Script = script!("acquire.lua");
 
 /// A waiter that has not asked again for this long is taken for dead.
 pub(super) const PLACE: Duration = Duration::from_secs(6);
-/// So often a waiter asks although nothing seems to change.
+/// How often a waiter asks although nothing seems to change.
 const BEAT: Duration = Duration::from_secs(2);
 /// The second in the queue asks so often, to notice soon that the first does not come; the third half as often, and
 /// so on.
 const NEXT_BEAT: Duration = Duration::from_millis(500);
-/// So often it asks a server that cannot notify.
+/// How often it asks a server that cannot push.
 const BLIND_BEAT: Duration = Duration::from_millis(250);
 
 impl Redis {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, ParsingError, Value};
 
-use crate::backend::{Forgotten, Reheld, Released, Revoked};
+use crate::backend::{Forgotten, Reheld, Released, Renewal, Revoked};
 use crate::lock::{Mode, Token, messages};
 
-/// Other people's text is cut to so much (characters) before it is shown.
+/// How much of other people's text is shown (characters).
 const LONGEST: usize = 500;
 
 pub enum Acquire {
@@ -47,12 +47,8 @@ pub struct Seen {
     pub lasts: Duration,
 }
 
-pub enum Renew {
-    Held,
-    Revoked(String),
-    Taken(String),
-    Lost(String),
-}
+/// Why a lease was not extended; nothing if it was.
+pub struct NotRenewed(pub Option<Renewal>);
 
 impl FromRedisValue for Acquire {
     fn from_redis_value(reply: Value) -> Result<Acquire, ParsingError> {
@@ -87,21 +83,23 @@ impl Seen {
     }
 }
 
-impl FromRedisValue for Renew {
-    fn from_redis_value(reply: Value) -> Result<Renew, ParsingError> {
+impl FromRedisValue for NotRenewed {
+    fn from_redis_value(reply: Value) -> Result<NotRenewed, ParsingError> {
         understood(reply, |word, rest| {
-            Some(match (word, rest) {
-                ("held", []) => Renew::Held,
-                ("revoked", [reason]) => Renew::Revoked(shown(reason)),
-                ("taken", [reason]) => Renew::Taken(shown(reason)),
-                // Deleted, evicted, or never known to a replica that became the master.
-                ("lost", []) => Renew::Lost("its key is gone from Redis".to_owned()),
-                ("lost-to", [owner]) => Renew::Lost(format!("its key in Redis now belongs to {}", shown(owner))),
-                ("lost-to-several", [mode]) => {
-                    Renew::Lost(format!("our lease is gone from Redis; now it is {}", shown(mode)))
-                }
+            Some(NotRenewed(match (word, rest) {
+                ("held", []) => None,
+                ("revoked", [reason]) => Some(Renewal::Revoked(shown(reason))),
+                ("taken", [reason]) => Some(Renewal::ForceReleased(shown(reason))),
+                ("lost", [value]) => Some(Renewal::Lost(match shown(value).as_str() {
+                    // Deleted, evicted, or never known to a replica that became the master.
+                    "" => "its key is gone from Redis".to_owned(),
+                    several if several.starts_with('=') => {
+                        format!("our lease is gone from Redis; now it is {}", &several[1..])
+                    }
+                    owner => format!("its key in Redis now belongs to {owner}"),
+                })),
                 _ => return None,
-            })
+            }))
         })
     }
 }

@@ -99,8 +99,8 @@ local function lease(value, owner, ms)
   outlast(ms, holders, details)
 end
 
--- The same for a holder that stays, also on a server without memory to spare. Such a one refuses what may need more,
--- but only as the first write of a script; and where the lock names its one holder, its expiry says all.
+-- Extends the lease of a holder, also on a full server: that refuses what may need memory, but only as the first write of a
+-- script. Where the lock names its one holder, its expiry says all.
 local function extend(owner, ms)
   if together(value) then
     redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ms))

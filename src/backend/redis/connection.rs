@@ -17,12 +17,12 @@ use crate::backend::net::{Bounded, Socket};
 use crate::backend::tls;
 use crate::exit::Fault;
 
-/// No answer comes near to these; whoever sends more means us no good. Anybody may listen where we connect to.
+/// What a server may send as one answer, before it has let us in and after. No answer comes near to these.
 const LARGEST_OF_A_STRANGER: usize = 16 << 20;
 const LARGEST: usize = 64 << 20;
-/// So many news are kept: all of them say only that it is time to look.
+/// How many pushes are kept. All of them mean the same: it is time to look.
 const NEWS: usize = 16;
-/// Of what the server says so much is repeated (characters).
+/// How much of an error of the server is shown (characters).
 const LONGEST_ERROR: usize = 500;
 
 pub struct Connection {

@@ -39,7 +39,7 @@ use super::{
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
-use answer::{Renew, Seen};
+use answer::{NotRenewed, Seen};
 use server::Server;
 use status::Look;
 use target::Target;
@@ -215,15 +215,11 @@ impl Backend for Redis {
         self.server.connect().await?;
         let from = clock::now();
         let args = [lease.owner.as_str(), &millis(lease.grant.ttl)];
-        Ok(match self.server.run(&RENEW, &self.keys(&lease.name), &args).await? {
-            Renew::Held => {
-                self.replicated().await?;
-                Renewal::Held(grant_from(from, lease.grant.ttl))
-            }
-            Renew::Revoked(reason) => Renewal::Revoked(reason),
-            Renew::Taken(reason) => Renewal::ForceReleased(reason),
-            Renew::Lost(why) => Renewal::Lost(why),
-        })
+        if let NotRenewed(Some(why)) = self.server.run(&RENEW, &self.keys(&lease.name), &args).await? {
+            return Ok(why);
+        }
+        self.replicated().await?;
+        Ok(Renewal::Held(grant_from(from, lease.grant.ttl)))
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {

@@ -4,9 +4,7 @@ settle()
 local note = note_to(owner)
 if not holds(owner) or lingers(owner) then
   local why = reason_in(note, 'taken')
-  if why then return { 'taken', why } end
-  if together(value) then return { 'lost-to-several', value:sub(2) } end
-  return value and { 'lost-to', value } or { 'lost' }
+  return why and { 'taken', why } or { 'lost', value or '' }
 end
 local why = reason_in(note, 'revoked')
 if why then return { 'revoked', why } end

@@ -24,7 +24,7 @@ use crate::lock::{Mode, OwnerId, Token};
 pub static TAKE: Script = script!("take.lua");
 pub static RAISE: Script = script!("raise.lua");
 
-/// So often a first waiter asks although nothing seems to change; `common.lua` lets others take longer.
+/// How often the first waiter asks although nothing seems to change; `common.lua` lets others take longer.
 const BEAT: Duration = Duration::from_secs(2);
 /// Nodes that cannot notify are asked so many times as often.
 const BLIND: u32 = 8;
@@ -146,7 +146,7 @@ impl Redlock {
         ranks.sort_unstable();
         // On a majority there are no more than so many before us.
         let ahead = ranks.get(quorum - 1).copied().unwrap_or(0);
-        // So many nodes have to be let go before a majority is free.
+        // How many nodes have to be let go before a majority is free.
         let held = (ends.len() + 1).saturating_sub(quorum);
         // We were first on some nodes, others were on the rest.
         self.insists = held == 0 && ours > 0;

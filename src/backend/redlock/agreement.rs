@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures_util::future::join_all;
-use redis::{Value, cmd, pipe};
+use redis::{Value, pipe};
 
 use super::{Redlock, TOKEN};
 use crate::backend::redis::answer::{number, text};
@@ -19,7 +19,7 @@ use crate::backend::{Finding, within};
 use crate::lock::LockName;
 
 const CHECK: &str = "redlock-agreement";
-/// So many locks are compared, and so many steps each node looks for them.
+/// How many locks are compared, and how many steps each node looks for them.
 const SAMPLE: usize = 300;
 const STEPS: usize = 10;
 const LONGEST_OWNER: usize = 200;
@@ -40,10 +40,11 @@ struct Word {
 
 type Words = Vec<(usize, Word)>;
 
-/// Asks only those that have answered just now, and no longer than any other request may take.
-pub async fn examine(redlock: &mut Redlock, answering: &[bool]) -> Vec<Finding> {
+/// Asks only those that have answered just now, and no longer than any other request may take. `started` is when each node
+/// was started, in microseconds since the epoch, as tokens are.
+pub async fn examine(redlock: &mut Redlock, answering: &[bool], started: Vec<Option<u64>>) -> Vec<Finding> {
     let patience = redlock.patience;
-    within(patience, compared(redlock, answering)).await.unwrap_or_else(|error| {
+    within(patience, compared(redlock, answering, started)).await.unwrap_or_else(|error| {
         vec![Finding::weak(
             CHECK,
             format!("what the nodes have on record cannot be compared: {error:#}"),
@@ -53,11 +54,9 @@ pub async fn examine(redlock: &mut Redlock, answering: &[bool]) -> Vec<Finding> 
     })
 }
 
-async fn compared(redlock: &mut Redlock, answering: &[bool]) -> Result<Vec<Finding>> {
+async fn compared(redlock: &mut Redlock, answering: &[bool], started: Vec<Option<u64>>) -> Result<Vec<Finding>> {
     let names = sample(redlock, answering).await?;
     let quorum = redlock.nodes.quorum();
-    let asked = redlock.nodes.iter_mut().zip(answering).map(|(node, asked)| started(&mut node.server, *asked));
-    let started = join_all(asked).await;
     let first = words(redlock, answering, &names).await?;
     let odd = |(_, words): &(LockName, Words)| split(words, quorum).is_some() || !behind(words, quorum).is_empty();
     let mut odd: Vec<(LockName, Words)> = names.iter().cloned().zip(first).filter(odd).collect();
@@ -135,16 +134,6 @@ async fn words(redlock: &mut Redlock, answering: &[bool], names: &[LockName]) ->
         }
     }
     (answers >= redlock.nodes.quorum()).then_some(all).context("a majority of the nodes does not answer any more")
-}
-
-/// When a server was started, by its own clock and at the latest: microseconds since the epoch, as tokens are.
-async fn started(server: &mut Server, asked: bool) -> Option<u64> {
-    asked.then_some(())?;
-    let (now, _): (u64, u64) = server.call(&cmd("TIME")).await.ok()?;
-    let now = now.checked_mul(1_000_000)?;
-    let info: String = server.call(cmd("INFO").arg("server")).await.ok()?;
-    let up: u64 = info.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:"))?.trim().parse().ok()?;
-    now.checked_sub(up.checked_mul(1_000_000)?)
 }
 
 /// Who has how many of the nodes, if they name different holders, or one that has no majority.

@@ -14,19 +14,20 @@ pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
     let quorum = redlock.nodes.quorum();
     let asked = redlock.nodes.iter_mut().map(|node| async {
         let found = one_node::examine(&mut node.server, 0).await;
-        let run_id = if found.is_ok() { run_id(&mut node.server).await } else { None };
-        (node.server.host().to_owned(), run_id, found)
+        let process = if found.is_ok() { process(&mut node.server).await } else { None };
+        (node.server.host().to_owned(), process, found)
     });
     let answers = join_all(asked).await;
     let answering: Vec<bool> = answers.iter().map(|(.., found)| found.is_ok()).collect();
+    let started = answers.iter().map(|(_, process, _)| process.as_ref().map(|process| process.started_us)).collect();
     let (mut findings, mut missing, mut offsets, mut run_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let nodes = answers.len();
-    for (host, run_id, answer) in answers {
+    for (host, process, answer) in answers {
         match answer {
             Ok(found) => {
                 let named = |finding: Finding| Finding { what: format!("{host}: {}", finding.what), ..finding };
                 findings.extend(found.findings.into_iter().map(named));
-                run_ids.extend(run_id.map(|run_id| (run_id, host.clone())));
+                run_ids.extend(process.map(|process| (process.run_id, host.clone())));
                 offsets.extend(found.clock_offset_us.map(|offset| (offset, host)));
             }
             Err(error) => missing.push(format!("{host}: {error:#}")),
@@ -36,16 +37,27 @@ pub async fn examine(redlock: &mut Redlock) -> Result<Checkup> {
     findings.extend(independence(nodes - missing.len(), run_ids));
     findings.extend(clocks(&offsets));
     if nodes - missing.len() >= quorum {
-        findings.extend(agreement::examine(redlock, &answering).await);
+        findings.extend(agreement::examine(redlock, &answering, started).await);
     }
     let clock_offset_us = offsets.iter().map(|(offset, _)| *offset).max_by_key(|offset| offset.abs());
     Ok(Checkup { findings, clock_offset_us })
 }
 
-/// What a server process calls itself, by whatever address it is reached.
-async fn run_id(server: &mut Server) -> Option<String> {
+/// A server process, by whatever address it is reached.
+struct Process {
+    /// What it calls itself.
+    run_id: String,
+    /// When it was started, by its own clock and at the latest.
+    started_us: u64,
+}
+
+async fn process(server: &mut Server) -> Option<Process> {
+    let (now, _): (u64, u64) = server.call(&cmd("TIME")).await.ok()?;
     let info: String = server.call(cmd("INFO").arg("server")).await.ok()?;
-    info.lines().find_map(|line| line.trim_end().strip_prefix("run_id:")).map(str::to_owned)
+    let fact = |key| info.lines().find_map(|line| line.trim_end().strip_prefix(key));
+    let up: u64 = fact("uptime_in_seconds:")?.parse().ok()?;
+    let started_us = now.checked_sub(up)?.checked_mul(1_000_000)?;
+    Some(Process { run_id: fact("run_id:")?.to_owned(), started_us })
 }
 
 /// Whether every address is a server of its own. Who may not be asked for its name says so by itself.
