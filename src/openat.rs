@@ -50,36 +50,13 @@ pub struct Place {
 
 /// Finds out what a path means, following the symlinks that we trust.
 pub fn resolve(path: &Path) -> Result<Place> {
-    let (fd, mut real, name) = walk(path, Last::IsNamed)?;
-    let (fd, name) = match (name, real.file_name()) {
-        (Some(name), _) => (fd, name),
-        (None, None) => (fd, ".".into()),
-        // A path such as `.` or `a/..` does not say the name of the directory it leads to.
-        (None, Some(name)) => {
-            let name = name.to_owned();
-            real.pop();
-            (enter(&fd, OsStr::new(".."))?, name)
-        }
-    };
-    Ok(Place { dir: Dir { fd: Arc::new(fd), path: real }, name })
-}
-
-/// What is to become of the last component of a path.
-#[derive(Clone, Copy, PartialEq)]
-enum Last {
-    IsEntered,
-    IsNamed,
-}
-
-/// Goes down a path: to a directory, its real path, and the last component if it was to be named and there is one.
-fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)> {
     let mut real = if path.is_absolute() { PathBuf::from("/") } else { std::env::current_dir()? };
     let mut left: Vec<OsString> = Vec::new();
     push(&mut left, path.strip_prefix("/").unwrap_or(path));
-    let mut fd = match at_once(path, last) {
-        Some((fd, directories)) => {
-            real.push(directories);
-            left.truncate(if last == Last::IsNamed { 1 } else { 0 });
+    let mut fd = match path.parent().and_then(|above| Some((above, at_once(above)?))) {
+        Some((above, fd)) => {
+            real.push(above);
+            left.truncate(1);
             fd
         }
         None => enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?,
@@ -94,7 +71,7 @@ fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)>
                 real.pop();
             }
             _ => {
-                let target = if left.is_empty() && last == Last::IsNamed {
+                let target = if left.is_empty() {
                     link_target(&fd, &real, &name)?
                 } else {
                     match enter(&fd, &name) {
@@ -106,7 +83,7 @@ fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)>
                         Err(error) => Some(link_target(&fd, &real, &name)?.ok_or(error)?),
                     }
                 };
-                let Some(target) = target else { return Ok((fd, real, Some(name))) };
+                let Some(target) = target else { return Ok(Place { dir: Dir::new(fd, real), name }) };
                 links += 1;
                 if links > MOST_LINKS {
                     return Err(Errno::ELOOP.into());
@@ -115,18 +92,21 @@ fn walk(path: &Path, last: Last) -> Result<(OwnedFd, PathBuf, Option<OsString>)>
             }
         }
     }
-    Ok((fd, real, None))
+    // A path such as `.` or `a/..` does not say the name of the directory it leads to.
+    match real.file_name().map(OsStr::to_owned) {
+        None => Ok(Place { dir: Dir::new(fd, real), name: ".".into() }),
+        Some(name) => {
+            real.pop();
+            Ok(Place { dir: Dir::new(enter(&fd, OsStr::new(".."))?, real), name })
+        }
+    }
 }
 
-/// All directories of a path in one step, if no symlink, `.` or `..` is among them and the kernel can do it.
-fn at_once(path: &Path, last: Last) -> Option<(OwnedFd, &Path)> {
-    let directories = if last == Last::IsNamed { path.parent()? } else { path };
+/// A directory in one step, if no symlink and no `..` is on the way and the kernel can do it.
+fn at_once(path: &Path) -> Option<OwnedFd> {
     let is_plain = |component| matches!(component, Component::RootDir | Component::Normal(_));
-    if directories == Path::new("") || !path.components().all(is_plain) {
-        return None;
-    }
     let how = OpenHow::new().flags(AS_PLACE | OFlag::O_DIRECTORY).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-    Some((openat2(AT_FDCWD, directories, how).ok()?, directories))
+    openat2(AT_FDCWD, Some(path).filter(|path| path.components().all(is_plain))?, how).ok()
 }
 
 /// The last component comes first.
@@ -156,10 +136,17 @@ impl Place {
 }
 
 impl Dir {
+    fn new(fd: OwnedFd, path: PathBuf) -> Dir {
+        Dir { fd: Arc::new(fd), path }
+    }
+
     /// Keeps the path as it was given: what it leads to may change.
     pub fn open(path: &Path) -> Result<Dir> {
-        let (fd, ..) = walk(path, Last::IsEntered)?;
-        Ok(Dir { fd: Arc::new(fd), path: path.to_owned() })
+        if let Some(fd) = at_once(path) {
+            return Ok(Dir::new(fd, path.to_owned()));
+        }
+        let place = resolve(path)?;
+        Ok(Dir { path: path.to_owned(), ..place.dir.enter(place.name)? })
     }
 
     pub fn path(&self) -> &Path {
@@ -172,8 +159,7 @@ impl Dir {
 
     /// A directory in this one.
     pub fn enter(&self, name: impl AsRef<OsStr>) -> Result<Dir> {
-        let fd = enter(&self.fd, name.as_ref())?;
-        Ok(Dir { fd: Arc::new(fd), path: self.path.join(name.as_ref()) })
+        Ok(Dir::new(enter(&self.fd, name.as_ref())?, self.path.join(name.as_ref())))
     }
 
     /// Opens a regular file, without waiting for anybody.

@@ -101,18 +101,16 @@ impl Report {
         let ending = Ending { last_run: None, keep: 0, hold_until: None };
         let released = self.timed("release", within(patience.connect, backend.release(&lease, &ending))).await;
         let lost = |why: &str| Err(Fault::Unreachable.because(why));
-        let renewed = match renewal {
-            Ok(Renewal::Held(_)) => Ok(()),
-            Ok(Renewal::Lost(why) | Renewal::ForceReleased(why) | Renewal::Revoked(why)) => {
+        let renewed = renewal.and_then(|renewal| match renewal {
+            Renewal::Held(_) => Ok(()),
+            Renewal::Lost(why) | Renewal::ForceReleased(why) | Renewal::Revoked(why) => {
                 lost(&format!("the probe lock was lost: {why}"))
             }
-            Err(error) => Err(error),
-        };
-        let released = match released {
-            Ok(Released::Done) => Ok(()),
-            Ok(Released::NotOurs | Released::ForceReleased(_)) => lost("the probe lock was not ours any more"),
-            Err(error) => Err(error),
-        };
+        });
+        let released = released.and_then(|released| match released {
+            Released::Done => Ok(()),
+            Released::NotOurs | Released::ForceReleased(_) => lost("the probe lock was not ours any more"),
+        });
         for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be let go of")] {
             if let Err(error) = outcome {
                 self.fail("probe", consequence, &error);

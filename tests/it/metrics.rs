@@ -68,9 +68,9 @@ fn a_file_that_is_not_dlocks_own_is_refused_and_left_alone() {
         assert_eq!(refused.stdout, "", "nothing was started");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), foreign);
     }
-    // One that became somebody else's meanwhile, too.
+    // One that became somebody else's meanwhile, too: after dlock has counted the start.
     std::fs::remove_file(&file).unwrap();
-    let script = format!("until [ -e {0} ]; do sleep 0.01; done; echo 'echo hello' >{0}", file.display());
+    let script = format!("until [ -s {0} ]; do sleep 0.01; done; echo 'echo hello' >{0}", file.display());
     let late = bed.dlock().run("x").arg("--metrics-file").arg(&file).sh(&script).ended();
     late.expect(0).saying("no metrics");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "echo hello\n");

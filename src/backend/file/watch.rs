@@ -99,7 +99,9 @@ impl Interference {
         let watched = [(lock.clone(), here | AddWatchFlags::IN_ATTRIB), (side, here | replaced)];
         let watch = Watch::new(&watched);
         let mut directories = lock.ancestors().skip(1);
-        let seen = is_no_link(&lock) && directories.all(|above| watch.add(above, moved));
+        // What a link points to can change without a trace.
+        let is_no_link = std::fs::canonicalize(&lock).is_ok_and(|canonical| canonical == lock);
+        let seen = is_no_link && directories.all(|above| watch.add(above, moved));
         // It has priority to tell when something was mounted or unmounted.
         let table = File::open("/proc/self/mountinfo").ok().filter(|_| seen);
         let mounts = table.and_then(|table| register(table, Interest::PRIORITY));
@@ -124,9 +126,4 @@ impl Interference {
             },
         }
     }
-}
-
-/// Whether every name on the way stands for itself: what a link points to can change without a trace.
-fn is_no_link(path: &Path) -> bool {
-    std::fs::canonicalize(path).is_ok_and(|canonical| canonical == path)
 }
