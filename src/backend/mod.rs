@@ -48,6 +48,14 @@ pub struct Ask {
     pub once: Option<String>,
 }
 
+impl Ask {
+    /// What is granted on a server, where nothing of this process keeps the lock.
+    fn lease(&self, token: Token, slot: Option<u32>, grant: Grant) -> Lease {
+        let (name, owner) = (self.name.clone(), self.who.owner.clone());
+        Lease { name, owner, token, slot, grant, descriptors: Vec::new() }
+    }
+}
+
 #[derive(Debug)]
 pub enum Attempt {
     Granted(Lease),

@@ -13,34 +13,27 @@ mod errors;
 mod keys;
 pub mod queue;
 mod recipe;
-mod runs;
 mod status;
-mod watch;
 
 use std::collections::{BTreeSet, btree_set};
 use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use etcd_client::{Txn, TxnOp};
 
-use self::client::Members;
+use self::client::{Members, Watch};
 use self::keys::Keys;
 pub use self::keys::lease_id;
-use self::queue::Reads;
-use self::recipe::Place;
-use self::runs::Granted;
-use self::watch::{Watch, WatchEvent};
+use self::recipe::{Granted, Place};
 use crate::backend::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::exit::Fault;
-use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, messages};
+use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders};
 
 /// Between two tries to watch.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(500);
 
 pub struct Etcd {
     pub members: Members,
@@ -48,8 +41,6 @@ pub struct Etcd {
     place: Option<Place>,
     granted: Option<Granted>,
     watch: Watch,
-    /// What to write for others when there is time: a waiter that is granted the lock starts its command first.
-    pub announcement: Option<Txn>,
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
     /// What of a list of all locks is still to come.
@@ -67,7 +58,6 @@ impl Etcd {
             place: None,
             granted: None,
             watch: Watch::default(),
-            announcement: None,
             seen: SeenHolders::default(),
             listing: BTreeSet::new().into_iter(),
         })
@@ -84,39 +74,14 @@ impl Backend for Etcd {
 
     /// Reconnects by itself, with pauses, and never fails: the other verbs report what is wrong.
     async fn changed(&mut self) -> Result<()> {
-        if let Some(announcement) = self.announcement.as_ref() {
-            let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
-            self.announcement.take_if(|_| announced.is_ok());
+        if self.watch.is_idle() {
+            std::future::pending::<()>().await;
         }
-        let mut pause = SHORTEST_PAUSE;
-        loop {
-            if self.watch.is_idle() {
-                std::future::pending::<()>().await;
-            }
-            let event = match self.members.stream(&self.watch).await {
-                Ok(stream) => stream.next().await,
-                Err(_) => {
-                    self.members.leave();
-                    WatchEvent::Ended
-                }
-            };
-            match event {
-                WatchEvent::Change(revision) => {
-                    self.watch.seen_until(revision);
-                    return Ok(());
-                }
-                WatchEvent::Compacted(revision) => {
-                    self.watch.seen_until(revision);
-                    self.members.end_watch();
-                    return Ok(());
-                }
-                WatchEvent::Ended => {
-                    self.members.end_watch();
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-            }
+        while self.members.changed(&mut self.watch).await.is_err() {
+            self.members.end_watch();
+            tokio::time::sleep(PAUSE).await;
         }
+        Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
@@ -125,24 +90,7 @@ impl Backend for Etcd {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        let id = lease_id(&lease.name, lease.owner.as_str());
-        let Some(extended) = self.members.keep_alive(id).await? else {
-            return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
-        };
-        let key = self.keys.contender(&lease.name, id);
-        let look = [TxnOp::get(key.as_str(), None), TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None)];
-        let mut reads = Reads::of(&self.members.transact(Txn::new().and_then(look)).await?)?;
-        let grant = extended.confirmed_in(reads.raft_term)?;
-        self.watch.seen_until(reads.revision);
-        Ok(match (reads.entries()?.pop(), reads.value()?) {
-            (None, Some(reason)) => Renewal::ForceReleased(reason),
-            (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
-            (Some(key), _) if key.token() != lease.token => {
-                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {}", key.token()))
-            }
-            (_, Some(reason)) => Renewal::Revoked(reason),
-            (Some(_), None) => Renewal::Held(grant),
-        })
+        self.extend(lease).await
     }
 
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {

@@ -1,29 +1,28 @@
-//! The recipe: taking a place in the queue, keeping it until it is our turn, and releasing the lock.
+//! The recipe: taking a place in the queue, keeping it until it is our turn, renewing the lease and releasing the lock.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnResponse};
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
-use super::errors::Refusal;
+use super::client::Watch;
+use super::errors::{NO_SUCH_LEASE, is_refusal};
 use super::keys::lease_id;
-use super::queue::{Details, Entry, Reads};
-use super::runs::{Granted, Runs};
-use super::watch::WatchedKey;
-use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, taken_away};
+use super::queue::{Details, Entry, Reads, View};
+use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, Renewal, taken_away};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::queue::{free_slot, may_hold, watched};
-use crate::lock::{Contends, Grant, Holder, LastRun, LockName, Mode, Record, SeenHolders, Token, messages};
+use crate::lock::queue::{Watched, free_slot, may_hold, watched};
+use crate::lock::{Contends, Grant, LastRun, LockName, Mode, Record, Runs, SeenHolders, Token, messages, runs};
 use crate::report::describe;
 
 /// Our place in a queue.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     lease: i64,
-    /// The create revision of our key, which is our place in the order; `None` if it was not made.
-    created: Option<i64>,
+    /// The create revision of our key, which is our place in the order; 0 if it was not made.
+    created: i64,
     grant: Grant,
 }
 
@@ -33,15 +32,18 @@ impl Place {
     }
 }
 
+/// What we know of a lock from when it was granted to us.
+pub(super) struct Granted {
+    token: Token,
+    runs: Runs<i64>,
+    /// What to write when the run has lasted a moment: what to have on record of it if we vanish and, for `status`, since
+    /// when we hold the lock.
+    start: Vec<TxnOp>,
+}
+
 /// One look at a queue, and at what was read along with it.
 pub struct Look {
-    /// All of it, or only as far as our own place.
-    entries: Vec<Entry>,
-    /// The latest token that was released.
-    released: Option<Token>,
-    runs: Runs,
-    /// Why an operator wants us to release the lock.
-    mark: Option<String>,
+    view: View,
     /// The value of the `once` key that was asked for.
     once: Option<String>,
     revision: i64,
@@ -49,27 +51,12 @@ pub struct Look {
 }
 
 impl Look {
-    /// Reads the answer to [`Etcd::reads`].
-    fn read(answer: &TxnResponse, ask: &Ask, place: Option<i64>) -> Result<Look> {
+    /// Reads the answer to [`Etcd::look_requests`].
+    fn read(answer: &TxnResponse, ask: &Ask, until: i64) -> Result<Look> {
         let mut reads = Reads::of(answer)?;
-        let mut entries = reads.entries()?;
-        if needs_keys_only(ask, place) {
-            let head = reads.entries()?.pop();
-            entries.first_mut().into_iter().zip(head).for_each(|(first, head)| *first = head);
-        }
-        Ok(Look {
-            entries,
-            released: reads.value()?.and_then(|token| token.parse().ok()).map(Token),
-            runs: Runs::read(&reads.range()?, &reads.range()?),
-            mark: reads.value()?,
-            once: if ask.once.is_some() { reads.value()? } else { None },
-            revision: reads.revision,
-            raft_term: reads.raft_term,
-        })
-    }
-
-    fn position(&self, key: &str) -> Option<usize> {
-        self.entries.iter().position(|entry| entry.key == key.as_bytes())
+        let view = View::read(&mut reads, until)?;
+        let once = if ask.once.is_some() { reads.value()? } else { None };
+        Ok(Look { view, once, revision: reads.revision, raft_term: reads.raft_term })
     }
 }
 
@@ -85,24 +72,27 @@ impl Etcd {
                 return Ok(Attempt::AlreadyRan);
             }
             let place = self.place.context("we have no place in the queue")?;
-            let me = look.position(&self.own_key(ask));
-            let ahead = &look.entries[..me.unwrap_or(look.entries.len())];
-            let differs = |one: &&Entry| !one.is_foreign() && one.mode().slots() != ask.mode.slots();
+            let (view, key) = (&look.view, self.own_key(ask));
+            let me = view.position(key.as_bytes());
+            let ahead = &view.queue[..me.unwrap_or(view.queue.len())];
+            let differs = |one: &&Entry| one.record.is_some() && one.mode().slots() != ask.mode.slots();
             if let Some(other) = ahead.iter().find(differs) {
                 self.give_up_place(ask).await?;
                 let who = describe(&other.contender().into_holder());
                 return Ok(Attempt::OtherSlots(messages::other_slots(who, other.mode(), ask.mode)));
             }
-            let is_present = |key: &str| look.position(key).is_some();
-            let vanished = self.seen.may_run_until(clock::now(), is_present, look.released);
-            let Some(me) = me.filter(|_| may_hold(ask.mode, ahead)).map(|at| &look.entries[at]) else {
-                return self.wait(ask, place, &look, ahead).await.map(Attempt::Busy);
+            let is_present = |key: &str| view.position(key.as_bytes()).is_some();
+            let vanished = self.seen.may_run_until(clock::now(), is_present, view.released);
+            let Some(me) = me.filter(|_| may_hold(ask.mode, ahead)).map(|at| &view.queue[at]) else {
+                return self.wait(ask, place, ahead, look.revision).await.map(Attempt::Busy);
             };
-            if let Some(reason) = look.mark {
+            let mark = self.keys.mark(&ask.name, &me.key);
+            if let Some(reason) = view.reason(&mark) {
                 self.give_up_place(ask).await?;
                 return Err(taken_away(&reason));
             }
-            self.watch(self.about_us(ask, me), look.revision);
+            // From now on our key may be deleted, or an operator may ask us to stop.
+            self.watch(Watch::after(look.revision).end_of(key).change_of(mark));
             if let Some(until) = vanished {
                 // It is our turn, but the holder before us may still run its command.
                 let ask_again = until.min(place.next_keep_alive());
@@ -116,17 +106,15 @@ impl Etcd {
                 },
                 Mode::Exclusive | Mode::Shared => (me.token(), None),
             };
-            // Unless our key was made in the transaction that we look at.
-            if slot.is_none() && me.created != look.revision {
-                self.announcement = Some(announcement(me)?);
+            let mut start =
+                vec![TxnOp::put(self.keys.noted(&ask.name, token), runs::note(&ask.who, token).to_json(), None)];
+            // With slots the key says so already, and its revision is the token.
+            if slot.is_none() {
+                start.push(say_held(me, None)?);
             }
+            self.granted = Some(Granted { token, runs: look.view.runs, start });
             self.seen = SeenHolders::default();
-            let acquired_at = Some(clock::wall());
-            let holder = Holder { fencing_token: Some(token), acquired_at, ..ask.who.clone().into() };
-            let (runs, note) = (look.runs.vanished(&look.entries, token), LastRun::vanished(&holder));
-            self.granted = Some(Granted { token, runs, note, is_noted: false });
-            let (name, owner, descriptors) = (ask.name.clone(), ask.who.owner.clone(), Vec::new());
-            return Ok(Attempt::Granted(Lease { name, owner, token, slot, grant: place.grant, descriptors }));
+            return Ok(Attempt::Granted(ask.lease(token, slot, place.grant)));
         }
     }
 
@@ -137,27 +125,26 @@ impl Etcd {
         let extended = self.members.grant_lease(lease, ask.ttl).await?;
         let key = self.own_key(ask);
         let record = Record::waiting(&ask.who, ask.mode, ask.ttl).to_json();
+        let put = TxnOp::put(key.as_str(), record, Some(PutOptions::new().with_lease(lease)));
         let mut seen = 0;
-        let look = loop {
+        loop {
             let mut unless = vec![Compare::create_revision(key.as_str(), CompareOp::Equal, 0)];
             unless.extend(self.once_key(ask).map(|once| Compare::create_revision(once, CompareOp::Equal, 0)));
             if !ask.queue {
                 unless.push(self.nobody_came(&ask.name, seen));
             }
-            let put = TxnOp::put(key.as_str(), record.as_str(), Some(PutOptions::new().with_lease(lease)));
-            let reads = self.reads(ask, None);
-            let then: Vec<_> = std::iter::once(put).chain(reads.clone()).collect();
+            let reads = self.look_requests(ask, 0);
+            let then: Vec<_> = std::iter::once(put.clone()).chain(reads.clone()).collect();
             let answer = self.members.transact(Txn::new().when(unless).and_then(then).or_else(reads)).await?;
-            let look = Look::read(&answer, ask, None)?;
-            let is_settled = look.position(&key).is_some() || look.once.is_some();
-            if answer.succeeded() || is_settled || !may_hold(ask.mode, &look.entries) {
-                break look;
+            let look = Look::read(&answer, ask, 0)?;
+            let me = look.view.position(key.as_bytes());
+            if me.is_some() || look.once.is_some() || !may_hold(ask.mode, &look.view.queue) {
+                let created = me.map_or(0, |me| look.view.queue[me].created);
+                self.place = Some(Place { lease, created, grant: extended.confirmed_in(look.raft_term)? });
+                return Ok(look);
             }
             seen = look.revision;
-        };
-        let created = look.position(&key).map(|me| look.entries[me].created);
-        self.place = Some(Place { lease, created, grant: extended.confirmed_in(look.raft_term)? });
-        Ok(look)
+        }
     }
 
     /// Keeps the place we have and looks at the queue as far as it matters; `None` if we have no place, or have it no
@@ -172,9 +159,11 @@ impl Etcd {
                 return Ok(None);
             }
         }
-        let answer = self.members.transact(Txn::new().and_then(self.reads(ask, place.created))).await?;
-        let look = Look::read(&answer, ask, place.created)?;
-        if look.position(&self.own_key(ask)).is_none() {
+        // Slots may have been taken behind us.
+        let until = if matches!(ask.mode, Mode::Slots(_)) { 0 } else { place.created };
+        let answer = self.members.transact(Txn::new().and_then(self.look_requests(ask, until))).await?;
+        let look = Look::read(&answer, ask, until)?;
+        if look.view.position(self.own_key(ask).as_bytes()).is_none() {
             return Ok(None);
         }
         if let Some(extended) = extended {
@@ -184,13 +173,22 @@ impl Etcd {
         Ok(Some(look))
     }
 
+    fn look_requests(&self, ask: &Ask, until: i64) -> Vec<TxnOp> {
+        let once = self.once_key(ask).map(|once| TxnOp::get(once, None));
+        View::requests(&self.keys, &ask.name, until).into_iter().chain(once).collect()
+    }
+
     /// Who holds the lock, and until when to wait for a change.
-    async fn wait(&mut self, ask: &Ask, place: Place, look: &Look, ahead: &[Entry]) -> Result<Busy> {
+    async fn wait(&mut self, ask: &Ask, place: Place, ahead: &[Entry], revision: i64) -> Result<Busy> {
         let mut ask_again = place.next_keep_alive();
         if ask.queue {
-            let watched = watched(ask.mode, ahead);
-            let keys = watched.iter().map(|watched| WatchedKey::of(watched, self.keys.queue(&ask.name)));
-            self.watch(keys.collect(), look.revision);
+            let watch = Watch::after(revision);
+            self.watch(match watched(ask.mode, ahead) {
+                Some(Watched::EndOf(one)) => watch.end_of(one.key.as_slice()),
+                Some(Watched::EndOfAny(_)) => watch.end_of_any(self.keys.queue(&ask.name)),
+                Some(Watched::ChangeOf(one)) => watch.change_of(one.key.as_slice()),
+                None => watch,
+            });
             if let Some(look_again) = self.see_holder(ask.mode, ahead).await {
                 ask_again = ask_again.min(look_again);
             }
@@ -201,11 +199,9 @@ impl Etcd {
         Ok(Busy { holder, ahead: Some(ahead.len()), ask_again })
     }
 
-    fn watch(&mut self, keys: Vec<WatchedKey>, seen: i64) {
-        if !self.watch.watches(&keys) {
-            self.members.end_watch();
-        }
-        self.watch.set(keys, seen);
+    fn watch(&mut self, watch: Watch) {
+        self.members.end_watch();
+        self.watch = watch;
     }
 
     /// Remembers an exclusive holder, in case it vanishes. The next in the queue also asks how long its lease lasts, so
@@ -235,18 +231,21 @@ impl Etcd {
             Mode::Exclusive => me.token(),
             Mode::Shared | Mode::Slots(_) => Token(look.revision.unsigned_abs() + 1),
         };
-        let last_run = look.runs.history.runs.first().map(|run| run.fencing_token);
-        let Some(recorded) = messages::newer_on_record(newest, look.released.into_iter().chain(last_run)) else {
-            return Ok(());
-        };
-        self.give_up_place(ask).await?;
-        let (runs, released) = (self.keys.last_run(&ask.name), self.keys.released(&ask.name));
+        let last_run = look.view.runs.history.runs.first().map(|run| run.fencing_token);
         let cause = "etcd's revisions went back, as by a restored snapshot or on another cluster";
-        let advice = format!(
+        let advice = format_args!(
             "Restore with etcdutl snapshot restore --bump-revision, or, if nothing compares with the old tokens any \
-             more, type: etcdctl del {runs} && etcdctl del {released}"
+             more, type: etcdctl del {} && etcdctl del {}",
+            self.keys.last_run(&ask.name),
+            self.keys.released(&ask.name),
         );
-        Err(Fault::StaleToken.because(messages::counter_went_back(newest, recorded, cause, advice)))
+        match messages::counter_went_back(newest, look.view.released.into_iter().chain(last_run), cause, advice) {
+            None => Ok(()),
+            Some(why) => {
+                self.give_up_place(ask).await?;
+                Err(Fault::StaleToken.because(why))
+            }
+        }
     }
 
     /// Takes a slot that nobody has, if we have none yet. `None` if our place was lost on the way, or
@@ -255,16 +254,16 @@ impl Etcd {
         if let Some(slot) = me.slot() {
             return Ok(Some((me.token(), slot)));
         }
-        let slot = free_slot(look.entries.iter().filter_map(Entry::slot));
+        let slot = free_slot(look.view.queue.iter().filter_map(Entry::slot));
         let is_there = Compare::create_revision(me.key.as_slice(), CompareOp::Equal, me.created);
         let taking = Txn::new().when([is_there, self.nobody_came(&ask.name, look.revision)]);
         match self.members.transact(taking.and_then([say_held(me, Some(slot))?])).await {
             Ok(answer) if answer.succeeded() => {
-                let revision = answer.header().context("etcd answered without a header")?.revision();
-                Ok(Some((Token(revision.unsigned_abs()), slot)))
+                let token = Token(Reads::of(&answer)?.revision.unsigned_abs());
+                Ok(Some((token, slot)))
             }
             Ok(_) => Ok(None),
-            Err(error) if Refusal::of(&error) == Some(Refusal::NoSuchLease) => Ok(None),
+            Err(error) if is_refusal(&error, NO_SUCH_LEASE) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -274,53 +273,90 @@ impl Etcd {
         self.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await
     }
 
-    pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+    pub(super) async fn extend(&mut self, lease: &Lease) -> Result<Renewal> {
+        let id = lease_id(&lease.name, lease.owner.as_str());
+        let Some(extended) = self.members.keep_alive(id).await? else {
+            return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
+        };
+        let key = self.keys.contender(&lease.name, id);
+        let mark = self.keys.mark(&lease.name, key.as_bytes());
+        let mut reads = self.members.read([TxnOp::get(key, None), TxnOp::get(mark, None)]).await?;
+        let grant = extended.confirmed_in(reads.raft_term)?;
+        let token = reads.range()?.kvs().first().map(|kv| Entry::from(kv).token());
+        Ok(match (token, reads.value()?) {
+            (None, Some(reason)) => Renewal::ForceReleased(reason),
+            (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
+            (Some(token), _) if token != lease.token => {
+                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {token}"))
+            }
+            (_, Some(reason)) => Renewal::Revoked(reason),
+            (Some(_), None) => Renewal::Held(grant),
+        })
+    }
+
+    /// Nothing happens if the lock was released before this arrives; nor if its key was left behind, which then is on
+    /// another lease.
+    pub(super) async fn note(&mut self, lease: &Lease) -> Result<()> {
         let id = lease_id(&lease.name, lease.owner.as_str());
         let key = self.keys.contender(&lease.name, id);
+        let Some(granted) = self.granted.as_ref().filter(|granted| granted.token == lease.token) else {
+            return Ok(());
+        };
+        let held = [still_ours(&key, lease), Compare::lease(key, CompareOp::Equal, id)];
+        self.members.transact(Txn::new().when(held).and_then(granted.start.clone())).await?;
+        Ok(())
+    }
+
+    /// Of a run that never began.
+    pub(super) async fn take_note_back(&mut self, name: &LockName) -> Result<()> {
+        if let Some(granted) = self.granted.take() {
+            let note = TxnOp::delete(self.keys.noted(name, granted.token), None);
+            self.members.transact(Txn::new().and_then([note])).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let (name, id) = (&lease.name, lease_id(&lease.name, lease.owner.as_str()));
+        let key = self.keys.contender(name, id);
         let let_go = match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
             None => TxnOp::delete(key.as_str(), None),
             Some(rest) => {
-                let answer = self.members.transact(Txn::new().and_then([TxnOp::get(key.as_str(), None)])).await?;
-                let Some(own) = Reads::of(&answer)?.entries()?.pop() else { return Ok(Released::NotOurs) };
-                let Some(record) = own.record else { bail!(messages::overwritten(&key)) };
+                let own = self.members.read([TxnOp::get(key.as_str(), None)]).await?.range()?;
+                let Some(own) = own.kvs().first() else { return Ok(Released::NotOurs) };
+                let Some(record) = Entry::from(own).record else { bail!(messages::overwritten(&key)) };
                 self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
             }
         };
         let granted = self.granted.as_ref().filter(|granted| granted.token == lease.token);
-        let mut runs = granted.map(|granted| granted.runs.clone()).unwrap_or_default();
+        let mut known = granted.map(|granted| granted.runs.clone());
         // Once more whenever another holder or an operator has written the history since.
         loop {
-            let note = self.delete_note(&lease.name, lease.token);
-            let (mut when, mut then) = (
-                vec![still_ours(&key, lease)],
-                vec![let_go.clone(), self.put_released(&lease.name, lease.token), note],
-            );
+            let (mut when, mut then) = (vec![still_ours(&key, lease)], self.put_released(name, lease.token));
+            then.push(let_go.clone());
             if let Some(run) = &ending.last_run {
-                when.push(self.unchanged(&lease.name, &runs));
-                then.extend(self.put_run(&lease.name, &runs, run, ending.keep));
+                let runs = known.take().unwrap_or_default();
+                when.push(self.unchanged(name, &runs));
+                then.extend(self.put_run(name, &runs, run, ending.keep));
             }
-            let mut traces = vec![
-                TxnOp::get(key.as_str(), None),
-                TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None),
-                TxnOp::get(self.keys.queue(&lease.name), Some(in_order().with_keys_only())),
-            ];
-            traces.extend(self.read_runs(&lease.name));
+            let traces = View::requests(&self.keys, name, 0);
             let answer = self.members.transact(Txn::new().when(when).and_then(then).or_else(traces)).await?;
             if answer.succeeded() {
                 break;
             }
-            let mut reads = Reads::of(&answer)?;
-            let (own, mark, queue) = (reads.entries()?.pop(), reads.value()?, reads.entries()?);
-            runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, lease.token);
+            let view = View::read(&mut Reads::of(&answer)?, 0)?;
             // An earlier try may have been applied without an answer: it left our key behind, or our record.
-            let is_ours = own.as_ref().is_some_and(|own| own.token() == lease.token);
-            let left_behind = own.as_ref().is_some_and(|own| is_ours && own.is_left_behind());
-            if left_behind || ending.last_run.as_ref().is_some_and(|run| runs.history.has_ending(run)) {
+            let own = view.position(key.as_bytes()).map(|at| &view.queue[at]);
+            let is_ours = own.is_some_and(|own| own.token() == lease.token);
+            let left_behind = own.is_some_and(|own| is_ours && own.is_left_behind());
+            if left_behind || ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run)) {
                 break;
             }
             if !is_ours {
-                return Ok(mark.filter(|_| own.is_none()).map_or(Released::NotOurs, Released::ForceReleased));
+                let reason = view.reason(&self.keys.mark(name, key.as_bytes())).filter(|_| own.is_none());
+                return Ok(reason.map_or(Released::NotOurs, Released::ForceReleased));
             }
+            known = Some(view.runs);
         }
         self.members.tidy(id).await;
         Ok(Released::Done)
@@ -338,30 +374,24 @@ impl Etcd {
         Ok(TxnOp::put(key, record.to_json(), Some(lease)))
     }
 
-    /// Tells the next holder that it need not wait out the one before.
-    pub(super) fn put_released(&self, name: &LockName, token: Token) -> TxnOp {
-        TxnOp::put(self.keys.released(name), token.to_string(), None)
+    /// Tells the next holder that it need not wait out the one before, whose run needs no note any more.
+    pub(super) fn put_released(&self, name: &LockName, token: Token) -> Vec<TxnOp> {
+        let released = TxnOp::put(self.keys.released(name), token.to_string(), None);
+        vec![released, TxnOp::delete(self.keys.noted(name, token), None)]
     }
 
-    /// What a [`Look`] is read from. A contender that has a `place` reads the queue no further than that, unless it wants
-    /// a slot: slots may have been taken behind it.
-    fn reads(&self, ask: &Ask, place: Option<i64>) -> Vec<TxnOp> {
-        let (name, mut queue) = (&ask.name, in_order());
-        if let Some(created) = place.filter(|_| !matches!(ask.mode, Mode::Slots(_))) {
-            queue = queue.with_max_create_revision(created);
-        }
-        let mut reads = Vec::new();
-        if needs_keys_only(ask, place) {
-            reads.push(TxnOp::get(self.keys.queue(name), Some(queue.clone().with_keys_only())));
-            queue = queue.with_limit(1);
-        }
-        reads.push(TxnOp::get(self.keys.queue(name), Some(queue)));
-        let mark = self.keys.mark(name, self.own_key(ask).as_bytes());
-        reads.push(TxnOp::get(self.keys.released(name), None));
-        reads.extend(self.read_runs(name));
-        reads.push(TxnOp::get(mark, None));
-        reads.extend(self.once_key(ask).map(|once| TxnOp::get(once, None)));
-        reads
+    /// True as long as nobody else has written the history.
+    pub(super) fn unchanged(&self, name: &LockName, runs: &Runs<i64>) -> Compare {
+        Compare::mod_revision(self.keys.last_run(name), CompareOp::Equal, runs.version)
+    }
+
+    /// Adds a run to the history, after those that vanished before it.
+    pub(super) fn put_run(&self, name: &LockName, runs: &Runs<i64>, run: &LastRun, keep: usize) -> Vec<TxnOp> {
+        let (history, notes) = runs.with(run, keep);
+        let once = run.once.as_deref().filter(|_| run.succeeded());
+        let once = once.map(|once| TxnOp::put(self.keys.once(name, once), run.fencing_token.to_string(), None));
+        let history = TxnOp::put(self.keys.last_run(name), history, None);
+        notes.into_iter().map(|note| TxnOp::delete(note, None)).chain([history]).chain(once).collect()
     }
 
     fn once_key(&self, ask: &Ask) -> Option<String> {
@@ -376,38 +406,16 @@ impl Etcd {
     pub(super) fn nobody_came(&self, name: &LockName, since: i64) -> Compare {
         Compare::mod_revision(self.keys.queue(name), CompareOp::Less, since + 1).with_prefix()
     }
-
-    /// What may happen to the first in the queue: its key is deleted, or an operator asks it to stop.
-    fn about_us(&self, ask: &Ask, me: &Entry) -> Vec<WatchedKey> {
-        let mark = self.keys.mark(&ask.name, &me.key);
-        vec![WatchedKey::EndOf(me.key.clone()), WatchedKey::AnyChangeOf(mark)]
-    }
 }
 
-/// An exclusive waiter has compared its number of slots when it came. From then on it needs no record but that of the
-/// first in the queue. Records are most of what waiters read: with many waiters, reading all of them takes the processor.
-fn needs_keys_only(ask: &Ask, place: Option<i64>) -> bool {
-    ask.mode == Mode::Exclusive && place.is_some()
-}
-
-pub(super) fn in_order() -> GetOptions {
-    GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend)
-}
-
-/// Writes to our key since when we hold the lock, for `status`. If it arrives late, when the key was left behind on
-/// another lease, it changes nothing.
-fn announcement(me: &Entry) -> Result<Txn> {
-    let untouched = Compare::mod_revision(me.key.as_slice(), CompareOp::Equal, me.modified);
-    Ok(Txn::new().when([untouched]).and_then([say_held(me, None)?]))
-}
-
+/// Writes to our key that we hold the lock from now on.
 fn say_held(me: &Entry, slot: Option<u32>) -> Result<TxnOp> {
     let record = me.record.clone().context("our key holds something that is not ours")?.holding(slot);
     Ok(TxnOp::put(me.key.as_slice(), record.to_json(), Some(PutOptions::new().with_lease(me.lease))))
 }
 
 /// What is true of a lease's key as long as the lock is ours.
-pub(super) fn still_ours(key: &str, lease: &Lease) -> Compare {
+fn still_ours(key: &str, lease: &Lease) -> Compare {
     let token = i64::try_from(lease.token.0).unwrap_or(i64::MAX);
     match lease.slot {
         Some(_) => Compare::mod_revision(key, CompareOp::Equal, token),

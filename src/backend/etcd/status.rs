@@ -1,55 +1,48 @@
-//! What operators do: look at a lock, list all, move the end of one that was left behind, take one away.
+//! What operators do: look at a lock, list all, move the end of one that was left behind, take one away, forget runs.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use etcd_client::{Compare, CompareOp, GetOptions, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use super::Etcd;
-use super::errors::Refusal;
+use super::errors::{NO_SUCH_LEASE, is_refusal};
 use super::keys::lease_id;
-use super::queue::{Entry, Reads};
-use super::recipe::in_order;
-use super::runs::Runs;
-use crate::backend::{DEFAULT_HISTORY, Page, Reheld, Revoke, Revoked};
+use super::queue::{Entry, View};
+use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Reheld, Revoke, Revoked};
 use crate::lock::queue::holders;
-use crate::lock::{Contender, Holder, LastRun, LockName, LockState, OwnerId, Token, messages};
+use crate::lock::{Contender, Holder, LastRun, LockName, LockState, OwnerId, Runs, messages};
 
-/// How many locks are on a page.
-const PAGE: usize = 120;
-/// How many keys are read at once for their names.
-const KEYS: i64 = 5000;
-/// How many locks are read in one transaction, with four requests each: 128 are the most that etcd takes.
-const TOGETHER: usize = 30;
+/// How many locks are on a page: as many as one transaction can read, which has 128 requests at the most.
+const PAGE: usize = 128 / View::REQUESTS;
 
 impl Etcd {
     pub(super) async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
         self.states_of(std::slice::from_ref(name)).await?.pop().context("one state of each lock")
     }
 
-    /// Several at once, at most [`TOGETHER`].
+    /// Several at once, at most [`PAGE`].
     async fn states_of(&mut self, names: &[LockName]) -> Result<Vec<LockState>> {
-        let reads = names.iter().flat_map(|name| {
-            let queue = TxnOp::get(self.keys.queue(name), Some(in_order()));
-            let marks = TxnOp::get(self.keys.marks(name), Some(GetOptions::new().with_prefix().with_keys_only()));
-            [queue, marks].into_iter().chain(self.read_runs(name))
-        });
-        let look = Txn::new().and_then(reads.collect::<Vec<_>>());
-        let mut reads = Reads::of(&self.members.transact(look).await?)?;
         let mut states = Vec::with_capacity(names.len());
-        for name in names {
-            let (queue, marks) = (reads.entries()?, reads.range()?);
-            let runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, Token(u64::MAX));
-            let mut contenders: Vec<Contender> = queue.iter().map(Entry::contender).collect();
-            for at in holders(&queue) {
-                let mark = self.keys.mark(name, &queue[at].key);
-                contenders[at].revoked = marks.kvs().iter().any(|kv| kv.key() == mark);
-                self.ask_rest_of_lease(queue[at].lease, &mut contenders[at]).await?;
+        for (name, view) in names.iter().zip(self.views_of(names).await?) {
+            let mut contenders: Vec<Contender> = view.queue.iter().map(Entry::contender).collect();
+            for at in holders(&view.queue) {
+                contenders[at].revoked = view.reason(&self.keys.mark(name, &view.queue[at].key)).is_some();
+                self.ask_rest_of_lease(view.queue[at].lease, &mut contenders[at]).await?;
             }
-            states.push(LockState::of_queue(name.clone(), "etcd", contenders, runs.into_history()));
+            states.push(LockState::of_queue(name.clone(), "etcd", contenders, view.runs.into_history()));
         }
         Ok(states)
+    }
+
+    async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
+        let requests: Vec<_> = names.iter().flat_map(|name| View::requests(&self.keys, name, 0)).collect();
+        let mut reads = self.members.read(requests).await?;
+        names.iter().map(|_| View::read(&mut reads, 0)).collect()
+    }
+
+    async fn view_of(&mut self, name: &LockName) -> Result<View> {
+        self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
     }
 
     async fn ask_rest_of_lease(&mut self, lease: i64, of: &mut Contender) -> Result<()> {
@@ -63,51 +56,32 @@ impl Etcd {
     /// Locks that somebody uses or once used. All names are read at the beginning; what is behind them is not.
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
-            self.listing = self.names().await?.into_iter();
+            let prefixes = self.keys.of_all_locks();
+            let keys = |prefix| TxnOp::get(prefix, Some(GetOptions::new().with_prefix().with_keys_only()));
+            let mut reads = self.members.read(prefixes.clone().map(keys)).await?;
+            let mut names = std::collections::BTreeSet::new();
+            for prefix in prefixes {
+                names.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
+            }
+            self.listing = names.into_iter();
         }
         let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
-        let mut locks = Vec::with_capacity(names.len());
-        for names in names.chunks(TOGETHER) {
-            locks.extend(self.states_of(names).await?);
-        }
+        let locks = self.states_of(&names).await?;
         Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
-    }
-
-    async fn names(&mut self) -> Result<BTreeSet<LockName>> {
-        let mut names = BTreeSet::new();
-        for prefix in [self.keys.all_contenders().to_owned(), self.keys.all_last_runs()] {
-            // '0' follows '/', which ends the prefix.
-            let end = format!("{}0", prefix.trim_end_matches('/'));
-            let mut start = prefix.clone().into_bytes();
-            loop {
-                let options = GetOptions::new().with_range(end.as_str()).with_limit(KEYS).with_keys_only();
-                let look = Txn::new().and_then([TxnOp::get(start, Some(options))]);
-                let keys = Reads::of(&self.members.transact(look).await?)?.range()?;
-                names.extend(keys.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
-                match keys.kvs().last() {
-                    Some(last) if keys.more() => start = [last.key(), b"\0"].concat(),
-                    _ => break,
-                }
-            }
-        }
-        Ok(names)
     }
 
     /// Moves the end of what a release has left behind.
     pub(super) async fn move_end(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let key = self.keys.contender(name, lease_id(name, owner.as_str()));
-        let mark = TxnOp::get(self.keys.mark(name, key.as_bytes()), None);
-        let look = Txn::new().and_then([TxnOp::get(self.keys.queue(name), Some(in_order())), mark]);
-        let mut reads = Reads::of(&self.members.transact(look).await?)?;
-        let (mut queue, mark) = (reads.entries()?, reads.value()?);
-        let Some(at) = holders(&queue).find(|at| queue[*at].key == key.as_bytes()) else {
+        let view = self.view_of(name).await?;
+        let mark = view.reason(&self.keys.mark(name, key.as_bytes()));
+        let Some(own) = holders(&view.queue).map(|at| &view.queue[at]).find(|one| one.key == key.as_bytes()) else {
             return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
         };
-        let own = queue.swap_remove(at);
-        if !own.is_foreign() && !own.is_left_behind() {
+        let Some(record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
+        if !own.is_left_behind() {
             return Ok(Reheld::Running);
         }
-        let Some(record) = own.record else { bail!(messages::overwritten(&key)) };
         let change = match mark {
             _ if ttl.is_zero() => TxnOp::delete(key.as_str(), None),
             Some(reason) => return Ok(Reheld::Revoked(reason)),
@@ -125,22 +99,15 @@ impl Etcd {
         // Once more if the holder moved its key to another lease just now: the mark has to end with the key's own lease.
         // Also if somebody else has written the history.
         for _ in 0..10 {
-            let queue = TxnOp::get(self.keys.queue(name), Some(in_order()));
-            let look = Txn::new().and_then([queue].into_iter().chain(self.read_runs(name)).collect::<Vec<_>>());
-            let mut reads = Reads::of(&self.members.transact(look).await?)?;
-            let queue = reads.entries()?;
-            let runs = Runs::read(&reads.range()?, &reads.range()?).vanished(&queue, Token(u64::MAX));
-            let is_meant = |one: &&Entry| {
-                let seen = one.contender().into_holder();
-                seen.owner == from.owner && from.fencing_token.is_none_or(|token| Some(token) == seen.fencing_token)
-            };
+            let View { queue, runs, .. } = self.view_of(name).await?;
+            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
             let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
-            let then = match how {
-                Revoke::Safely { .. } if holder.is_foreign() => {
+            let (then, done) = match how {
+                Revoke::Safely { .. } if holder.record.is_none() => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
                 }
-                Revoke::Safely { reason } => vec![self.put_mark(name, holder, reason)],
-                Revoke::Now { reason } => self.free(name, holder, &runs, from, reason),
+                Revoke::Safely { reason } => (vec![self.put_mark(name, holder, reason)], Revoked::Marked),
+                Revoke::Now { reason } => (self.free(name, holder, &runs, from, reason), Revoked::Freed),
             };
             let key = holder.key.as_slice();
             let unless = [
@@ -149,10 +116,9 @@ impl Etcd {
                 self.unchanged(name, &runs),
             ];
             match self.members.transact(Txn::new().when(unless).and_then(then)).await {
-                Ok(answer) if !answer.succeeded() => {}
-                Ok(_) if matches!(how, Revoke::Now { .. }) => return Ok(Revoked::Freed),
-                Ok(_) => return Ok(Revoked::Marked),
-                Err(error) if Refusal::of(&error) == Some(Refusal::NoSuchLease) => return Ok(Revoked::NotHeld),
+                Ok(answer) if answer.succeeded() => return Ok(done),
+                Ok(_) => {}
+                Err(error) if is_refusal(&error, NO_SUCH_LEASE) => return Ok(Revoked::NotHeld),
                 Err(error) => return Err(error),
             }
         }
@@ -166,10 +132,10 @@ impl Etcd {
     }
 
     /// Frees the lock at once, and tells its holder why.
-    fn free(&self, name: &LockName, holder: &Entry, runs: &Runs, seen: &Holder, reason: &str) -> Vec<TxnOp> {
-        let key = TxnOp::delete(holder.key.as_slice(), None);
-        let mut then = vec![key, self.put_released(name, holder.token()), self.delete_note(name, holder.token())];
-        if !holder.is_foreign() && holder.lease != 0 {
+    fn free(&self, name: &LockName, holder: &Entry, runs: &Runs<i64>, seen: &Holder, reason: &str) -> Vec<TxnOp> {
+        let mut then = self.put_released(name, holder.token());
+        then.push(TxnOp::delete(holder.key.as_slice(), None));
+        if holder.record.is_some() && holder.lease != 0 {
             then.push(self.put_mark(name, holder, reason));
         }
         // What is only held on to after a run takes nothing away from how that ended.
@@ -178,6 +144,26 @@ impl Etcd {
             then.extend(self.put_run(name, runs, &run, DEFAULT_HISTORY));
         }
         then
+    }
+
+    /// The latest token that was released stays.
+    pub(super) async fn forget_runs(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let below = |prefix| TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix()));
+        let forget = match what {
+            Forget::Once(key) => Txn::new().and_then([TxnOp::delete(self.keys.once(name, key), None)]),
+            Forget::Everything => Txn::new().when([self.nobody_came(name, 0)]).and_then([
+                TxnOp::delete(self.keys.last_run(name), None),
+                below(self.keys.all_noted(name)),
+                below(self.keys.once(name, "")),
+            ]),
+        };
+        let answer = self.members.transact(forget).await?;
+        let removed = |one| matches!(one, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0);
+        Ok(match () {
+            () if !answer.succeeded() => Forgotten::InUse,
+            () if answer.op_responses().into_iter().any(removed) => Forgotten::Done,
+            () => Forgotten::Nothing,
+        })
     }
 }
 

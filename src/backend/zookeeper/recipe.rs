@@ -321,12 +321,16 @@ impl ZooKeeper {
             Mode::Exclusive => token(self.place()?.czxid),
             Mode::Shared | Mode::Slots(_) => token(self.ensemble.session()?.seen + 1),
         };
-        let Some(recorded) = messages::newer_on_record(newest, recorded) else { return Ok(()) };
-        self.leave().await?;
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
         let meta = self.meta_path(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
-        Err(Fault::StaleToken.because(messages::counter_went_back(newest, recorded, cause, advice)))
+        match messages::counter_went_back(newest, recorded, cause, advice) {
+            None => Ok(()),
+            Some(why) => {
+                self.leave().await?;
+                Err(Fault::StaleToken.because(why))
+            }
+        }
     }
 
     async fn grant(&mut self, ask: &Ask, look: Look) -> Result<Attempt> {
