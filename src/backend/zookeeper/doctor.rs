@@ -7,7 +7,7 @@ use anyhow::Result;
 use humantime::format_duration;
 
 use super::ZooKeeper;
-use super::record::ServerClock;
+use super::queue::ServerClock;
 use super::wire::{self, Request};
 use crate::backend::{Checkup, Finding};
 use crate::clock;

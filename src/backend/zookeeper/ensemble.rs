@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
 use super::wire::{Answer, Link, NoSession, Refusal, Request, Stat};
-use super::wire::{found, multi_refusal, read_children, read_data, refusal};
+use super::wire::{found, read_children, read_data};
 use crate::backend::address::Host;
 use crate::backend::{Address, Patience, tls, within};
 use crate::clock::{self, Instant};
@@ -202,11 +202,11 @@ impl Ensemble {
         let answers = within(patience, link.call(requests)).await?;
         for answer in &answers {
             match answer {
-                Err(Refusal::SessionExpired) => {
+                Err(Refusal::SESSION_EXPIRED) => {
                     self.session = None;
                     bail!(SessionExpired);
                 }
-                Err(Refusal::SessionMoved) => return Err(Fault::Unreachable.because(Refusal::SessionMoved)),
+                Err(Refusal::SESSION_MOVED) => return Err(Fault::Unreachable.because(Refusal::SESSION_MOVED)),
                 _ => {}
             }
         }
@@ -219,18 +219,6 @@ impl Ensemble {
 
     pub async fn call_one(&mut self, request: Request) -> Result<Answer> {
         self.call(&[request]).await?.pop().context("one request has one answer")
-    }
-
-    /// Commits all of these or none. If none: which of them was refused, and how.
-    pub async fn transact<'a>(
-        &mut self,
-        parts: impl IntoIterator<Item = &'a Request>,
-        what: impl fmt::Display,
-    ) -> Result<Option<(usize, Refusal)>> {
-        match self.call_one(Request::multi(parts)).await? {
-            Ok(answer) => multi_refusal(&answer),
-            Err(why) => Err(refusal(why, what)),
-        }
     }
 
     /// A node's data; `None` if there is no such node.

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use futures_util::{SinkExt, StreamExt, stream};
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::bytes::{Bytes, BytesMut};
+use tokio_util::codec::{Framed, LengthDelimitedCodec, LengthDelimitedCodecError};
 
 use crate::backend::address::Host;
 use crate::backend::{net, tls};
@@ -34,9 +36,12 @@ pub enum Kind {
 }
 
 /// A request but for its number.
+#[derive(Clone)]
 pub struct Request {
     op: i32,
     body: Vec<u8>,
+    /// As part of a transaction: if it is refused for this reason, what to send instead, or nothing.
+    pub otherwise: Option<(Refusal, Option<Box<Request>>)>,
 }
 
 const AUTH: i32 = 100;
@@ -107,6 +112,16 @@ impl Request {
         all.i32(NO_MORE).bool(true).i32(-1)
     }
 
+    /// As part of a transaction: left out if it is refused for this reason.
+    pub fn unless(self, refused: Refusal) -> Request {
+        Request { otherwise: Some((refused, None)), ..self }
+    }
+
+    /// As part of a transaction: replaced if it is refused for this reason.
+    pub fn or(self, refused: Refusal, instead: Request) -> Request {
+        Request { otherwise: Some((refused, Some(Box::new(instead)))), ..self }
+    }
+
     pub fn digest_auth(username: &str, password: &str) -> Request {
         Request::new(AUTH).i32(0).buffer("digest").buffer(format!("{username}:{password}"))
     }
@@ -115,15 +130,13 @@ impl Request {
         Request::new(-11)
     }
 
-    pub fn write_to(&self, out: &mut Vec<u8>, xid: i32) {
+    fn frame(&self, xid: i32) -> Bytes {
         let xid = if self.op == AUTH { AUTH_XID } else { xid };
-        let head = Request::new(self.op).i32(self.body.len() as i32 + 8).i32(xid).i32(self.op);
-        out.extend_from_slice(&head.body);
-        out.extend_from_slice(&self.body);
+        [&xid.to_be_bytes(), &self.op.to_be_bytes(), &self.body[..]].concat().into()
     }
 
     fn new(op: i32) -> Request {
-        Request { op, body: Vec::new() }
+        Request { op, body: Vec::new(), otherwise: None }
     }
 
     fn i32(mut self, value: i32) -> Request {
@@ -150,58 +163,35 @@ impl Request {
 
 pub const ANY_VERSION: i32 = -1;
 
-/// Opens a session, or takes one over to this connection. A server without a quorum is of no use to us, not even for
-/// reading, which the last byte would allow.
-pub fn connect_request(session: i64, password: &[u8], ttl: Duration, seen: i64) -> Vec<u8> {
-    let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
-    let body = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false).body;
-    Request::new(0).buffer(body).body
-}
-
-/// What a server answers instead of a result. Only those with a name mean something to a lock.
+/// What a server answers instead of a result. Those with a name mean something to a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    NoNode,
-    NoAuth,
-    BadVersion,
-    NodeExists,
-    SessionExpired,
-    AuthFailed,
-    SessionMoved,
-    Unimplemented,
-    Other(i32),
-}
+pub struct Refusal(i32);
 
 impl Refusal {
-    fn from_code(code: i32) -> Option<Refusal> {
-        Some(match code {
-            0 => return None,
-            -6 => Refusal::Unimplemented,
-            -101 => Refusal::NoNode,
-            -102 => Refusal::NoAuth,
-            -103 => Refusal::BadVersion,
-            -110 => Refusal::NodeExists,
-            -112 => Refusal::SessionExpired,
-            // -124: the server demands a kind of authentication that we did not offer.
-            -115 | -124 => Refusal::AuthFailed,
-            -118 => Refusal::SessionMoved,
-            other => Refusal::Other(other),
-        })
-    }
+    pub const UNIMPLEMENTED: Refusal = Refusal(-6);
+    pub const NO_NODE: Refusal = Refusal(-101);
+    pub const NO_AUTH: Refusal = Refusal(-102);
+    pub const BAD_VERSION: Refusal = Refusal(-103);
+    pub const NODE_EXISTS: Refusal = Refusal(-110);
+    pub const SESSION_EXPIRED: Refusal = Refusal(-112);
+    const AUTH_FAILED: Refusal = Refusal(-115);
+    pub const SESSION_MOVED: Refusal = Refusal(-118);
+    /// The server demands a kind of authentication that we did not offer.
+    const AUTH_REQUIRED: Refusal = Refusal(-124);
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Refusal::NoNode => "the node does not exist",
-            Refusal::NoAuth => "the node's ACL denies us access",
-            Refusal::BadVersion => "the node was changed meanwhile",
-            Refusal::NodeExists => "the node exists already",
-            Refusal::SessionExpired => "the session has expired",
-            Refusal::AuthFailed => "authentication failed",
-            Refusal::SessionMoved => "the session has moved to another server",
-            Refusal::Unimplemented => "the server does not implement this",
-            Refusal::Other(code) => return write!(f, "ZooKeeper error {code}"),
+        f.write_str(match *self {
+            Refusal::UNIMPLEMENTED => "the server does not implement this",
+            Refusal::NO_NODE => "the node does not exist",
+            Refusal::NO_AUTH => "the node's ACL denies us access",
+            Refusal::BAD_VERSION => "the node was changed meanwhile",
+            Refusal::NODE_EXISTS => "the node exists already",
+            Refusal::SESSION_EXPIRED => "the session has expired",
+            Refusal::AUTH_FAILED | Refusal::AUTH_REQUIRED => "authentication failed",
+            Refusal::SESSION_MOVED => "the session has moved to another server",
+            Refusal(code) => return write!(f, "ZooKeeper error {code}"),
         })
     }
 }
@@ -212,7 +202,7 @@ impl std::error::Error for Refusal {}
 pub fn refusal(why: Refusal, what: impl fmt::Display) -> anyhow::Error {
     let error = anyhow::Error::new(why).context(what.to_string());
     match why {
-        Refusal::NoAuth | Refusal::AuthFailed => error.context(Fault::Refused),
+        Refusal::NO_AUTH | Refusal::AUTH_FAILED | Refusal::AUTH_REQUIRED => error.context(Fault::Refused),
         _ => error,
     }
 }
@@ -249,10 +239,10 @@ impl Frame {
     pub fn read(frame: &[u8]) -> Result<Frame> {
         let mut read = Reader(frame);
         let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
-        Ok(match (xid, Refusal::from_code(code)) {
+        Ok(match (xid, code) {
             (NOTIFICATION_XID, _) => Frame::Notification,
-            (_, Some(refusal)) => Frame::Reply { zxid, answer: Err(refusal) },
-            (_, None) => Frame::Reply { zxid, answer: Ok(read.0.to_vec()) },
+            (_, 0) => Frame::Reply { zxid, answer: Ok(read.0.to_vec()) },
+            _ => Frame::Reply { zxid, answer: Err(Refusal(code)) },
         })
     }
 }
@@ -267,8 +257,8 @@ pub fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>> {
             break;
         }
         let _code_again = read.i32()?;
-        if let Some(refusal) = Refusal::from_code(code).filter(|_| code != ROLLED_BACK) {
-            return Ok(Some((part, refusal)));
+        if code != 0 && code != ROLLED_BACK {
+            return Ok(Some((part, Refusal(code))));
         }
     }
     Ok(None)
@@ -316,7 +306,7 @@ pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
 pub fn found<T>(answer: &Answer, read: fn(&[u8]) -> Result<T>, what: impl fmt::Display) -> Result<Option<T>> {
     match answer {
         Ok(answer) => read(answer).map(Some),
-        Err(Refusal::NoNode) => Ok(None),
+        Err(Refusal::NO_NODE) => Ok(None),
         Err(why) => Err(refusal(*why, what)),
     }
 }
@@ -366,9 +356,7 @@ impl<'a> Reader<'a> {
 }
 
 pub struct Link {
-    stream: net::Socket,
-    /// What was read and not yet used: a frame may come in pieces, and its reader may be dropped.
-    inbox: Vec<u8>,
+    frames: Framed<net::Socket, LengthDelimitedCodec>,
     xid: i32,
     /// The latest transaction we have seen the effects of.
     pub seen: i64,
@@ -396,13 +384,18 @@ const LARGEST_FRAME: usize = 64 << 20;
 impl Link {
     pub async fn open(host: &Host, tls: Option<&Arc<ClientConfig>>) -> Result<Link> {
         let at = host.with_port(if tls.is_some() { TLS_PORT } else { PORT });
-        let stream = net::tcp(&at, tls).await?;
-        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false })
+        let codec = LengthDelimitedCodec::builder().max_frame_length(LARGEST_FRAME).new_codec();
+        let frames = Framed::new(net::tcp(&at, tls).await?, codec);
+        Ok(Link { frames, xid: 0, seen: 0, notified: false })
     }
 
+    /// Opens a session, or takes one over to this connection. A server without a quorum is of no use to us, not even for
+    /// reading, which the last byte would allow.
     pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
         self.seen = seen;
-        self.send(&connect_request(session, password, ttl, seen)).await?;
+        let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
+        let request = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false);
+        self.send(vec![Bytes::from(request.body)]).await?;
         let frame = self.frame().await.context(NoSession)?;
         Connected::read(&frame)
     }
@@ -420,12 +413,12 @@ impl Link {
 
     /// Sends requests whose answers nobody waits for yet.
     pub async fn ask(&mut self, requests: &[Request]) -> Result<()> {
-        let mut frames = Vec::new();
+        let mut frames = Vec::with_capacity(requests.len());
         for request in requests {
             self.xid = self.xid.wrapping_add(1) & i32::MAX;
-            request.write_to(&mut frames, self.xid);
+            frames.push(request.frame(self.xid));
         }
-        self.send(&frames).await
+        self.send(frames).await
     }
 
     /// Returns when a watch has fired. May be dropped and called again.
@@ -450,25 +443,17 @@ impl Link {
         })
     }
 
-    async fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).await.map_err(unreachable)?;
-        self.stream.flush().await.map_err(unreachable)
+    async fn send(&mut self, frames: Vec<Bytes>) -> Result<()> {
+        self.frames.send_all(&mut stream::iter(frames.into_iter().map(Ok))).await.map_err(unreachable)
     }
 
-    async fn frame(&mut self) -> Result<Vec<u8>> {
-        loop {
-            if let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
-                let length = u32::from_be_bytes(*length) as usize;
-                ensure!(length <= LARGEST_FRAME, Fault::Unreachable.because("this does not speak ZooKeeper"));
-                if rest.len() >= length {
-                    let frame = rest[..length].to_vec();
-                    self.inbox.drain(..4 + length);
-                    return Ok(frame);
-                }
+    async fn frame(&mut self) -> Result<BytesMut> {
+        match self.frames.next().await {
+            Some(Err(error)) if error.get_ref().is_some_and(|why| why.is::<LengthDelimitedCodecError>()) => {
+                Err(Fault::Unreachable.because("this does not speak ZooKeeper"))
             }
-            if self.stream.read_buf(&mut self.inbox).await.map_err(unreachable)? == 0 {
-                return Err(Fault::Unreachable.because("the server closed the connection"));
-            }
+            Some(frame) => frame.map_err(unreachable),
+            None => Err(Fault::Unreachable.because("the server closed the connection")),
         }
     }
 }
