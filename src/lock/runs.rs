@@ -3,8 +3,9 @@
 //! A run that lasts is noted apart, on a record that stays until its release deletes it. A note whose holder is gone is
 //! of a run that vanished: looking at the lock shows it, and the next release moves it into the history.
 
+use std::time::SystemTime;
+
 use super::{History, Holder, Identity, LastRun, Token};
-use crate::clock;
 
 /// How many runs that vanished one release moves, so that its transaction stays small.
 const MOST_MOVED: usize = 100;
@@ -47,10 +48,9 @@ fn add(mut history: History, runs: impl Iterator<Item = LastRun>, keep: usize) -
     history
 }
 
-/// What to have on record of a run that begins now, if its holder vanishes.
-pub fn note(who: &Identity, token: Token) -> LastRun {
-    let (fencing_token, acquired_at) = (Some(token), Some(clock::wall()));
-    LastRun::vanished(&Holder { fencing_token, acquired_at, ..who.clone().into() })
+/// What to have on record of a run, if its holder vanishes.
+pub fn note(who: &Identity, token: Token, acquired_at: Option<SystemTime>) -> LastRun {
+    LastRun::vanished(&Holder { fencing_token: Some(token), acquired_at, ..who.clone().into() })
 }
 
 #[cfg(test)]

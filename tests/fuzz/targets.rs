@@ -11,7 +11,7 @@ use dlock::backend::redis::answer::Acquire;
 use dlock::backend::redis::status::Look;
 use dlock::backend::redlock::answer::Answer;
 use dlock::backend::zookeeper::queue::Queue;
-use dlock::backend::zookeeper::wire::{self, Connected, Frame};
+use dlock::backend::zookeeper::wire::{self, Connected};
 use dlock::backend::{self, Address, file, postgres, zookeeper};
 use dlock::commands::status::table::LockTable;
 use dlock::commands::table::Screen;
@@ -233,7 +233,7 @@ fn answers_of_zookeeper() -> Vec<Vec<u8>> {
 
 fn zookeeper_answer(input: &[u8]) -> bool {
     let _ = Connected::read(input);
-    let Ok(Frame::Reply { answer: Ok(body), .. }) = Frame::read(input) else { return false };
+    let Ok(Some((_, Ok(body)))) = wire::read_frame(input) else { return false };
     let read = [
         wire::read_stat(&body).is_ok(),
         wire::read_created(&body).is_ok(),

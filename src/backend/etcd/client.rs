@@ -265,7 +265,7 @@ impl Members {
     /// Extends a lease; `None` if there is no such lease.
     pub async fn keep_alive(&mut self, lease: i64) -> Result<Option<Extended>> {
         let extended = self.call(async |mut client| {
-            // This hides its answer from us, so the one that counts is the second.
+            // The library keeps the first answer to itself, so we ask a second time.
             let (mut keeper, mut answers) = match client.lease_keep_alive(lease).await {
                 Err(Error::LeaseKeepAliveError(why)) if why == "lease not found" => return Ok(None),
                 opened => opened?,
@@ -322,7 +322,7 @@ impl Members {
         self.whole() / (self.endpoints.len() as u32 / 2 + 1)
     }
 
-    /// How long all of them may take: less than our callers wait, to whom we say what each of them did.
+    /// How long all of them may take: less than our callers wait, so that they learn what each member did.
     fn whole(&self) -> Duration {
         let patience = if self.connected { self.patience.attempt } else { self.patience.connect };
         patience - patience / 20

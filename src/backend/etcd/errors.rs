@@ -16,22 +16,21 @@ pub fn is_refusal(error: &anyhow::Error, words: &str) -> bool {
     error.root_cause().to_string().ends_with(words)
 }
 
+/// Codes of a member that could not answer, or of the library, which got no answer.
+const NO_ANSWER: [Code; 7] = [
+    Code::Cancelled,
+    Code::Unknown,
+    Code::DeadlineExceeded,
+    Code::Internal,
+    Code::Unavailable,
+    Code::Aborted,
+    Code::DataLoss,
+];
+
 /// Whether the member understood and answered, so that others would say the same.
 pub fn is_an_answer(error: &Error) -> bool {
-    use Code::{AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
-    use Code::{PermissionDenied, ResourceExhausted, Unauthenticated};
     match error {
-        Error::GRpcStatus(status) => matches!(
-            status.code(),
-            NotFound
-                | AlreadyExists
-                | FailedPrecondition
-                | InvalidArgument
-                | OutOfRange
-                | PermissionDenied
-                | ResourceExhausted
-                | Unauthenticated
-        ),
+        Error::GRpcStatus(status) => !NO_ANSWER.contains(&status.code()),
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::TransportError(_) => true,
         _ => false,
     }

@@ -160,6 +160,10 @@ pub struct View {
     pub released: Option<Token>,
     /// Why contenders are asked to release the lock, or why their keys are gone; by the mark's key.
     marks: Vec<(Vec<u8>, String)>,
+    /// The `once` key that was asked for is on record.
+    pub ran_once: bool,
+    pub revision: i64,
+    pub raft_term: u64,
 }
 
 impl View {
@@ -194,7 +198,8 @@ impl View {
         let history = history.kvs().first();
         let version = history.map_or(0, KeyValue::mod_revision);
         let history = history.map(|kv| History::from_json(&text(kv.value()))).unwrap_or_default();
-        Ok(View { queue, runs: Runs::new(history, version, notes), released, marks })
+        let (runs, revision, raft_term) = (Runs::new(history, version, notes), reads.revision, reads.raft_term);
+        Ok(View { queue, runs, released, marks, ran_once: false, revision, raft_term })
     }
 
     pub fn position(&self, key: &[u8]) -> Option<usize> {

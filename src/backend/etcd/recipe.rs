@@ -1,20 +1,19 @@
-//! The recipe: taking a place in the queue, keeping it until it is our turn, renewing the lease and releasing the lock.
+//! Acquiring: taking a place in the queue, and keeping it until it is our turn.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnResponse};
 
 use super::Etcd;
 use super::client::Watch;
 use super::errors::{NO_SUCH_LEASE, is_refusal};
 use super::keys::lease_id;
-use super::queue::{Details, Entry, Reads, View};
-use crate::backend::{Ask, Attempt, Busy, Ending, Lease, Released, Renewal, taken_away};
+use super::queue::{Entry, Reads, View};
+use crate::backend::{Ask, Attempt, Busy, Lease, stale_token, taken_away};
 use crate::clock::{self, Instant};
-use crate::exit::Fault;
 use crate::lock::queue::{Watched, free_slot, may_hold, watched};
-use crate::lock::{Contends, Grant, LastRun, LockName, Mode, Record, Runs, SeenHolders, Token, messages, runs};
+use crate::lock::{Contends, Grant, LockName, Mode, Record, Runs, SeenHolders, Token, messages, runs};
 use crate::report::describe;
 
 /// Our place in a queue.
@@ -34,45 +33,26 @@ impl Place {
 
 /// What we know of a lock from when it was granted to us.
 pub(super) struct Granted {
-    token: Token,
-    runs: Runs<i64>,
+    pub token: Token,
+    pub runs: Runs<i64>,
     /// What to write when the run has lasted a moment: what to have on record of it if we vanish and, for `status`, since
     /// when we hold the lock.
-    start: Vec<TxnOp>,
-}
-
-/// One look at a queue, and at what was read along with it.
-pub struct Look {
-    view: View,
-    /// The value of the `once` key that was asked for.
-    once: Option<String>,
-    revision: i64,
-    raft_term: u64,
-}
-
-impl Look {
-    /// Reads the answer to [`Etcd::look_requests`].
-    fn read(answer: &TxnResponse, ask: &Ask, until: i64) -> Result<Look> {
-        let mut reads = Reads::of(answer)?;
-        let view = View::read(&mut reads, until)?;
-        let once = if ask.once.is_some() { reads.value()? } else { None };
-        Ok(Look { view, once, revision: reads.revision, raft_term: reads.raft_term })
-    }
+    pub start: Vec<TxnOp>,
 }
 
 impl Etcd {
     pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
         loop {
-            let look = match self.look_again(ask).await? {
-                Some(look) => look,
+            let view = match self.look_again(ask).await? {
+                Some(view) => view,
                 None => self.enter(ask).await?,
             };
-            if look.once.is_some() {
+            if view.ran_once {
                 self.give_up_place(ask).await?;
                 return Ok(Attempt::AlreadyRan);
             }
             let place = self.place.context("we have no place in the queue")?;
-            let (view, key) = (&look.view, self.own_key(ask));
+            let key = self.own_key(ask);
             let me = view.position(key.as_bytes());
             let ahead = &view.queue[..me.unwrap_or(view.queue.len())];
             let differs = |one: &&Entry| one.record.is_some() && one.mode().slots() != ask.mode.slots();
@@ -84,7 +64,7 @@ impl Etcd {
             let is_present = |key: &str| view.position(key.as_bytes()).is_some();
             let vanished = self.seen.may_run_until(clock::now(), is_present, view.released);
             let Some(me) = me.filter(|_| may_hold(ask.mode, ahead)).map(|at| &view.queue[at]) else {
-                return self.wait(ask, place, ahead, look.revision).await.map(Attempt::Busy);
+                return self.wait(ask, place, ahead, view.revision).await.map(Attempt::Busy);
             };
             let mark = self.keys.mark(&ask.name, &me.key);
             if let Some(reason) = view.reason(&mark) {
@@ -92,27 +72,30 @@ impl Etcd {
                 return Err(taken_away(&reason));
             }
             // From now on our key may be deleted, or an operator may ask us to stop.
-            self.watch(Watch::after(look.revision).end_of(key).change_of(mark));
+            self.watch(Watch::after(view.revision).end_of(key).change_of(mark));
             if let Some(until) = vanished {
                 // It is our turn, but the holder before us may still run its command.
                 let ask_again = until.min(place.next_keep_alive());
                 return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again }));
             }
-            self.expect_newest_token(ask, &look, me).await?;
+            if let Some(stale) = self.stale_token(ask, &view, me) {
+                self.give_up_place(ask).await?;
+                return Err(stale);
+            }
             let (token, slot) = match ask.mode {
-                Mode::Slots(_) => match self.take_slot(ask, &look, me).await? {
+                Mode::Slots(_) => match self.take_slot(ask, &view, me).await? {
                     Some((token, slot)) => (token, Some(slot)),
                     None => continue,
                 },
                 Mode::Exclusive | Mode::Shared => (me.token(), None),
             };
-            let mut start =
-                vec![TxnOp::put(self.keys.noted(&ask.name, token), runs::note(&ask.who, token).to_json(), None)];
+            let note = runs::note(&ask.who, token, Some(clock::wall())).to_json();
+            let mut start = vec![TxnOp::put(self.keys.noted(&ask.name, token), note, None)];
             // With slots the key says so already, and its revision is the token.
             if slot.is_none() {
                 start.push(say_held(me, None)?);
             }
-            self.granted = Some(Granted { token, runs: look.view.runs, start });
+            self.granted = Some(Granted { token, runs: view.runs, start });
             self.seen = SeenHolders::default();
             return Ok(Attempt::Granted(ask.lease(token, slot, place.grant)));
         }
@@ -120,7 +103,7 @@ impl Etcd {
 
     /// Takes a place at the end of the queue, or finds the one we have. The answer may lack us: if the
     /// `once` key is on record, or if we must not wait and would have to.
-    pub async fn enter(&mut self, ask: &Ask) -> Result<Look> {
+    pub async fn enter(&mut self, ask: &Ask) -> Result<View> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
         let extended = self.members.grant_lease(lease, ask.ttl).await?;
         let key = self.own_key(ask);
@@ -136,20 +119,20 @@ impl Etcd {
             let reads = self.look_requests(ask, 0);
             let then: Vec<_> = std::iter::once(put.clone()).chain(reads.clone()).collect();
             let answer = self.members.transact(Txn::new().when(unless).and_then(then).or_else(reads)).await?;
-            let look = Look::read(&answer, ask, 0)?;
-            let me = look.view.position(key.as_bytes());
-            if me.is_some() || look.once.is_some() || !may_hold(ask.mode, &look.view.queue) {
-                let created = me.map_or(0, |me| look.view.queue[me].created);
-                self.place = Some(Place { lease, created, grant: extended.confirmed_in(look.raft_term)? });
-                return Ok(look);
+            let view = read_look(&answer, ask, 0)?;
+            let me = view.position(key.as_bytes());
+            if me.is_some() || view.ran_once || !may_hold(ask.mode, &view.queue) {
+                let created = me.map_or(0, |me| view.queue[me].created);
+                self.place = Some(Place { lease, created, grant: extended.confirmed_in(view.raft_term)? });
+                return Ok(view);
             }
-            seen = look.revision;
+            seen = view.revision;
         }
     }
 
     /// Keeps the place we have and looks at the queue as far as it matters; `None` if we have no place, or have it no
     /// more.
-    async fn look_again(&mut self, ask: &Ask) -> Result<Option<Look>> {
+    async fn look_again(&mut self, ask: &Ask) -> Result<Option<View>> {
         let lease = lease_id(&ask.name, ask.who.owner.as_str());
         let Some(mut place) = self.place.take().filter(|place| place.lease == lease) else { return Ok(None) };
         let mut extended = None;
@@ -162,15 +145,15 @@ impl Etcd {
         // Slots may have been taken behind us.
         let until = if matches!(ask.mode, Mode::Slots(_)) { 0 } else { place.created };
         let answer = self.members.transact(Txn::new().and_then(self.look_requests(ask, until))).await?;
-        let look = Look::read(&answer, ask, until)?;
-        if look.view.position(self.own_key(ask).as_bytes()).is_none() {
+        let view = read_look(&answer, ask, until)?;
+        if view.position(self.own_key(ask).as_bytes()).is_none() {
             return Ok(None);
         }
         if let Some(extended) = extended {
-            place.grant = extended.confirmed_in(look.raft_term)?;
+            place.grant = extended.confirmed_in(view.raft_term)?;
         }
         self.place = Some(place);
-        Ok(Some(look))
+        Ok(Some(view))
     }
 
     fn look_requests(&self, ask: &Ask, until: i64) -> Vec<TxnOp> {
@@ -224,39 +207,29 @@ impl Etcd {
         is_next.then(|| from + ttl.max(Duration::from_secs(1)) / 3)
     }
 
-    /// Refuses to go on where etcd's revisions went back. With shares and slots a holder may end before another one
-    /// asks for its token, so that only etcd's own revision tells.
-    async fn expect_newest_token(&mut self, ask: &Ask, look: &Look, me: &Entry) -> Result<()> {
-        let newest = match ask.mode {
-            Mode::Exclusive => me.token(),
-            Mode::Shared | Mode::Slots(_) => Token(look.revision.unsigned_abs() + 1),
-        };
-        let last_run = look.view.runs.history.runs.first().map(|run| run.fencing_token);
+    /// Why our token must not be handed out, if etcd's revisions went back.
+    fn stale_token(&self, ask: &Ask, view: &View, me: &Entry) -> Option<anyhow::Error> {
+        let last_run = view.runs.history.runs.first().map(|run| run.fencing_token);
         let cause = "etcd's revisions went back, as by a restored snapshot or on another cluster";
-        let advice = format_args!(
+        let advice = format!(
             "Restore with etcdutl snapshot restore --bump-revision, or, if nothing compares with the old tokens any \
              more, type: etcdctl del {} && etcdctl del {}",
             self.keys.last_run(&ask.name),
             self.keys.released(&ask.name),
         );
-        match messages::counter_went_back(newest, look.view.released.into_iter().chain(last_run), cause, advice) {
-            None => Ok(()),
-            Some(why) => {
-                self.give_up_place(ask).await?;
-                Err(Fault::StaleToken.because(why))
-            }
-        }
+        let next = Token(view.revision.unsigned_abs() + 1);
+        stale_token(ask.mode, me.token(), next, view.released.into_iter().chain(last_run), cause, &advice)
     }
 
     /// Takes a slot that nobody has, if we have none yet. `None` if our place was lost on the way, or
     /// somebody else may have taken the slot.
-    async fn take_slot(&mut self, ask: &Ask, look: &Look, me: &Entry) -> Result<Option<(Token, u32)>> {
+    async fn take_slot(&mut self, ask: &Ask, view: &View, me: &Entry) -> Result<Option<(Token, u32)>> {
         if let Some(slot) = me.slot() {
             return Ok(Some((me.token(), slot)));
         }
-        let slot = free_slot(look.view.queue.iter().filter_map(Entry::slot));
+        let slot = free_slot(view.queue.iter().filter_map(Entry::slot));
         let is_there = Compare::create_revision(me.key.as_slice(), CompareOp::Equal, me.created);
-        let taking = Txn::new().when([is_there, self.nobody_came(&ask.name, look.revision)]);
+        let taking = Txn::new().when([is_there, self.nobody_came(&ask.name, view.revision)]);
         match self.members.transact(taking.and_then([say_held(me, Some(slot))?])).await {
             Ok(answer) if answer.succeeded() => {
                 let token = Token(Reads::of(&answer)?.revision.unsigned_abs());
@@ -273,127 +246,6 @@ impl Etcd {
         self.members.revoke_lease(lease_id(&ask.name, ask.who.owner.as_str())).await
     }
 
-    pub(super) async fn extend(&mut self, lease: &Lease) -> Result<Renewal> {
-        let id = lease_id(&lease.name, lease.owner.as_str());
-        let Some(extended) = self.members.keep_alive(id).await? else {
-            return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
-        };
-        let key = self.keys.contender(&lease.name, id);
-        let mark = self.keys.mark(&lease.name, key.as_bytes());
-        let mut reads = self.members.read([TxnOp::get(key, None), TxnOp::get(mark, None)]).await?;
-        let grant = extended.confirmed_in(reads.raft_term)?;
-        let token = reads.range()?.kvs().first().map(|kv| Entry::from(kv).token());
-        Ok(match (token, reads.value()?) {
-            (None, Some(reason)) => Renewal::ForceReleased(reason),
-            (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
-            (Some(token), _) if token != lease.token => {
-                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {token}"))
-            }
-            (_, Some(reason)) => Renewal::Revoked(reason),
-            (Some(_), None) => Renewal::Held(grant),
-        })
-    }
-
-    /// Nothing happens if the lock was released before this arrives; nor if its key was left behind, which then is on
-    /// another lease.
-    pub(super) async fn note(&mut self, lease: &Lease) -> Result<()> {
-        let id = lease_id(&lease.name, lease.owner.as_str());
-        let key = self.keys.contender(&lease.name, id);
-        let Some(granted) = self.granted.as_ref().filter(|granted| granted.token == lease.token) else {
-            return Ok(());
-        };
-        let held = [still_ours(&key, lease), Compare::lease(key, CompareOp::Equal, id)];
-        self.members.transact(Txn::new().when(held).and_then(granted.start.clone())).await?;
-        Ok(())
-    }
-
-    /// Of a run that never began.
-    pub(super) async fn take_note_back(&mut self, name: &LockName) -> Result<()> {
-        if let Some(granted) = self.granted.take() {
-            let note = TxnOp::delete(self.keys.noted(name, granted.token), None);
-            self.members.transact(Txn::new().and_then([note])).await?;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        let (name, id) = (&lease.name, lease_id(&lease.name, lease.owner.as_str()));
-        let key = self.keys.contender(name, id);
-        let let_go = match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
-            None => TxnOp::delete(key.as_str(), None),
-            Some(rest) => {
-                let own = self.members.read([TxnOp::get(key.as_str(), None)]).await?.range()?;
-                let Some(own) = own.kvs().first() else { return Ok(Released::NotOurs) };
-                let Some(record) = Entry::from(own).record else { bail!(messages::overwritten(&key)) };
-                self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
-            }
-        };
-        let granted = self.granted.as_ref().filter(|granted| granted.token == lease.token);
-        let mut known = granted.map(|granted| granted.runs.clone());
-        // Once more whenever another holder or an operator has written the history since.
-        loop {
-            let (mut when, mut then) = (vec![still_ours(&key, lease)], self.put_released(name, lease.token));
-            then.push(let_go.clone());
-            if let Some(run) = &ending.last_run {
-                let runs = known.take().unwrap_or_default();
-                when.push(self.unchanged(name, &runs));
-                then.extend(self.put_run(name, &runs, run, ending.keep));
-            }
-            let traces = View::requests(&self.keys, name, 0);
-            let answer = self.members.transact(Txn::new().when(when).and_then(then).or_else(traces)).await?;
-            if answer.succeeded() {
-                break;
-            }
-            let view = View::read(&mut Reads::of(&answer)?, 0)?;
-            // An earlier try may have been applied without an answer: it left our key behind, or our record.
-            let own = view.position(key.as_bytes()).map(|at| &view.queue[at]);
-            let is_ours = own.is_some_and(|own| own.token() == lease.token);
-            let left_behind = own.is_some_and(|own| is_ours && own.is_left_behind());
-            if left_behind || ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run)) {
-                break;
-            }
-            if !is_ours {
-                let reason = view.reason(&self.keys.mark(name, key.as_bytes())).filter(|_| own.is_none());
-                return Ok(reason.map_or(Released::NotOurs, Released::ForceReleased));
-            }
-            known = Some(view.runs);
-        }
-        self.members.tidy(id).await;
-        Ok(Released::Done)
-    }
-
-    /// Attaches a key to a new lease that nobody renews: the ttl of our own cannot be changed. The key keeps its place in
-    /// the queue, so that other programs wait for its end as well.
-    pub(super) async fn put_on_new_lease(
-        &mut self,
-        key: &str,
-        record: &Record<Details>,
-        ttl: Duration,
-    ) -> Result<TxnOp> {
-        let lease = PutOptions::new().with_lease(self.members.grant_any_lease(ttl).await?);
-        Ok(TxnOp::put(key, record.to_json(), Some(lease)))
-    }
-
-    /// Tells the next holder that it need not wait out the one before, whose run needs no note any more.
-    pub(super) fn put_released(&self, name: &LockName, token: Token) -> Vec<TxnOp> {
-        let released = TxnOp::put(self.keys.released(name), token.to_string(), None);
-        vec![released, TxnOp::delete(self.keys.noted(name, token), None)]
-    }
-
-    /// True as long as nobody else has written the history.
-    pub(super) fn unchanged(&self, name: &LockName, runs: &Runs<i64>) -> Compare {
-        Compare::mod_revision(self.keys.last_run(name), CompareOp::Equal, runs.version)
-    }
-
-    /// Adds a run to the history, after those that vanished before it.
-    pub(super) fn put_run(&self, name: &LockName, runs: &Runs<i64>, run: &LastRun, keep: usize) -> Vec<TxnOp> {
-        let (history, notes) = runs.with(run, keep);
-        let once = run.once.as_deref().filter(|_| run.succeeded());
-        let once = once.map(|once| TxnOp::put(self.keys.once(name, once), run.fencing_token.to_string(), None));
-        let history = TxnOp::put(self.keys.last_run(name), history, None);
-        notes.into_iter().map(|note| TxnOp::delete(note, None)).chain([history]).chain(once).collect()
-    }
-
     fn once_key(&self, ask: &Ask) -> Option<String> {
         ask.once.as_deref().map(|key| self.keys.once(&ask.name, key))
     }
@@ -408,6 +260,14 @@ impl Etcd {
     }
 }
 
+/// Reads the answer to [`Etcd::look_requests`].
+fn read_look(answer: &TxnResponse, ask: &Ask, until: i64) -> Result<View> {
+    let mut reads = Reads::of(answer)?;
+    let mut view = View::read(&mut reads, until)?;
+    view.ran_once = ask.once.is_some() && reads.value()?.is_some();
+    Ok(view)
+}
+
 /// Writes to our key that we hold the lock from now on.
 fn say_held(me: &Entry, slot: Option<u32>) -> Result<TxnOp> {
     let record = me.record.clone().context("our key holds something that is not ours")?.holding(slot);
@@ -415,7 +275,7 @@ fn say_held(me: &Entry, slot: Option<u32>) -> Result<TxnOp> {
 }
 
 /// What is true of a lease's key as long as the lock is ours.
-fn still_ours(key: &str, lease: &Lease) -> Compare {
+pub(super) fn still_ours(key: &str, lease: &Lease) -> Compare {
     let token = i64::try_from(lease.token.0).unwrap_or(i64::MAX);
     match lease.slot {
         Some(_) => Compare::mod_revision(key, CompareOp::Equal, token),

@@ -34,10 +34,10 @@ use std::time::Duration;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use self::ensemble::{Ensemble, SessionExpired};
+use self::ensemble::Ensemble;
 use self::queue::{ServerClock, Spelling, sign_of};
 use self::recipe::Place;
-use self::wire::{Acl, Answer, Kind, Refusal, Request, refusal};
+use self::wire::{Acl, Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
@@ -60,7 +60,7 @@ pub struct ZooKeeper {
     /// The holders that we saw while we waited, and in which session.
     seen: SeenHolders,
     seen_in: Option<i64>,
-    /// What of a list of all locks is still to come.
+    /// The rest of a list of all locks.
     listing: btree_set::IntoIter<LockName>,
 }
 
@@ -162,7 +162,7 @@ impl ZooKeeper {
         match answers.last().and_then(refused) {
             None => Ok(()),
             Some(Refusal::NO_NODE) if answers[0] == Err(Refusal::NO_NODE) => Err(self.no_chroot()),
-            // Why one further up was refused says more.
+            // The refusal of a parent says more.
             Some(why) => {
                 let why = answers.iter().find_map(refused).unwrap_or(why);
                 Err(refusal(why, format_args!("cannot create {path}")))
@@ -222,7 +222,7 @@ fn token(czxid: i64) -> Token {
 impl Backend for ZooKeeper {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
         let attempt = match self.contend(ask).await {
-            Err(error) if error.is::<SessionExpired>() => {
+            Err(error) if has_expired(&error) => {
                 self.place = None;
                 self.contend(ask).await
             }
@@ -238,13 +238,17 @@ impl Backend for ZooKeeper {
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        self.take_note_back(&ask.name).await;
+        // Of a run that never began.
+        if let Some(place) = self.place.as_ref().filter(|place| place.noted) {
+            let note = Request::delete(&self.note_path(&ask.name, &place.node), wire::ANY_VERSION);
+            let _ = self.ensemble.call_one(note).await;
+        }
         self.leave().await
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         match self.extend(lease).await {
-            Err(error) if error.is::<SessionExpired>() => Ok(Renewal::Lost(SessionExpired.to_string())),
+            Err(error) if has_expired(&error) => Ok(Renewal::Lost(error.to_string())),
             renewal => renewal,
         }
     }
@@ -255,7 +259,7 @@ impl Backend for ZooKeeper {
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         match self.release_place(lease, ending).await {
-            Err(error) if error.is::<SessionExpired>() => self.was_released(lease, ending).await,
+            Err(error) if has_expired(&error) => self.was_released(lease, ending).await,
             released => released,
         }
     }

@@ -53,7 +53,7 @@ pub struct Entry {
     pub name: String,
     pub sequence: u64,
     pub mode: Mode,
-    /// Nobody's session: it keeps the lock until its time is over. How many it has been.
+    /// Set for a hold, which has no session and keeps the lock until its time is over. Counts the holds of this place.
     pub hold: Option<u32>,
 }
 
@@ -180,7 +180,7 @@ pub struct Details {
     pub hold: Option<Hold>,
 }
 
-/// The session has ended, and others are kept out all the same.
+/// Keeps others out although the session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// For how long after the node was created.
@@ -215,6 +215,10 @@ impl Details {
     /// Of the session or, once that has ended, of the hold.
     pub fn ttl(&self) -> Duration {
         self.lasts().unwrap_or(Duration::from_millis(self.ttl_ms))
+    }
+
+    pub fn acquired_at(&self) -> Option<SystemTime> {
+        Some(server_date(i64::try_from(self.acquired_ms?).ok()?))
     }
 
     /// It holds the lock, from now on unless it did before.

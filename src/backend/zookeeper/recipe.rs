@@ -14,9 +14,8 @@ use super::queue::{Details, Entry, Queue, ServerClock, Slot};
 use super::status::View;
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use super::{ZooKeeper, status, token};
-use crate::backend::{Ask, Attempt, Busy, taken_away};
+use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
 use crate::clock::{self, Instant};
-use crate::exit::Fault;
 use crate::lock::queue::{Watched, watched};
 use crate::lock::{Holder, LockName, Mode, Record, SeenHolders, Token, messages};
 use crate::report::describe;
@@ -32,7 +31,7 @@ pub struct Place {
     /// Whose ephemeral node it is.
     session: i64,
     pub(super) czxid: i64,
-    /// Of the data that we wrote; another version is an operator's.
+    /// Of its data when we made or found it.
     pub(super) version: i32,
     pub(super) record: Record<Details>,
     /// The run under it is on record, or may be.
@@ -50,23 +49,12 @@ impl Place {
     }
 }
 
-/// One look at a lock, after a transaction on the same connection.
-struct Look {
-    /// As they were just before the queue was read: a newcomer is not taken for one that lost its place.
-    signs: Vec<String>,
-    view: View,
-    /// The `once` key that was asked for is on record.
-    ran_once: bool,
-}
-
-impl Look {
-    /// Reads the answers to [`ZooKeeper::look_requests`].
-    fn read(answers: &[Answer], dir: &str) -> Result<Look> {
-        let (signs, rest) = answers.split_first().context("an answer to each request")?;
-        let (view, once) = rest.split_at_checked(3).context("an answer to each request")?;
-        let signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
-        Ok(Look { signs, view: View::read(view, dir)?, ran_once: once.first().is_some_and(Result::is_ok) })
-    }
+/// Reads the answers to [`ZooKeeper::look_requests`].
+fn read_look(answers: &[Answer], dir: &str) -> Result<View> {
+    let (signs, rest) = answers.split_first().context("an answer to each request")?;
+    let (view, once) = rest.split_at_checked(3).context("an answer to each request")?;
+    let signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
+    Ok(View { signs, ran_once: once.first().is_some_and(Result::is_ok), ..View::read(view, dir)? })
 }
 
 impl ZooKeeper {
@@ -74,36 +62,39 @@ impl ZooKeeper {
         if !self.ensemble.is_fresh() {
             self.ensemble.attach(ask.ttl).await?;
         }
-        let mut look = self.take_place(ask).await?;
-        if look.ran_once {
+        let mut view = self.take_place(ask).await?;
+        if view.ran_once {
             self.leave().await?;
             return Ok(Attempt::AlreadyRan);
         }
-        let held_until = self.pass_holds(&ask.name, &mut look.view.queue).await?;
+        let held_until = self.pass_holds(&ask.name, &mut view.queue).await?;
         let place = self.place()?;
-        let position = look.view.queue.position(&place.node).context("our place is in the queue")?;
+        let position = view.queue.position(&place.node).context("our place is in the queue")?;
         let revoked = place.record.details.revoked.clone();
-        if let Some(why) = self.other_slots(ask, look.view.queue.ahead(position)).await? {
+        if let Some(why) = self.other_slots(ask, view.queue.ahead(position)).await? {
             self.leave().await?;
             return Ok(Attempt::OtherSlots(why));
         }
-        let vanished = self.vanished(&look)?;
-        if !look.view.queue.holds(position) {
-            return self.wait(ask, &look, position, held_until).await;
+        let vanished = self.vanished(&view)?;
+        if !view.queue.holds(position) {
+            return self.wait(ask, &view, position, held_until).await;
         }
         if let Some(reason) = revoked {
             self.leave().await?;
             return Err(taken_away(&reason));
         }
-        let alive = look.view.queue.alive_without_place(&look.signs, ask.mode);
+        let alive = view.queue.alive_without_place(&view.signs, ask.mode);
         if !alive.is_empty() || vanished.is_some() {
             // It is our turn, but a contender whose place is gone may still run its command.
             let watches = alive.iter().map(|sign| Request::exists(&self.sign_path(&ask.name, sign)).watched());
             self.watch(watches.collect()).await?;
             return self.busy(ask, None, 0, vanished).await;
         }
-        self.expect_newest_token(ask, look.view.last_token).await?;
-        self.grant(ask, look).await
+        if let Some(stale) = self.stale_token(ask, view.last_token)? {
+            self.leave().await?;
+            return Err(stale);
+        }
+        self.grant(ask, view).await
     }
 
     pub(super) fn place(&self) -> Result<&Place> {
@@ -111,16 +102,16 @@ impl ZooKeeper {
     }
 
     /// Finds or takes our place, and reads the queue that it is in.
-    async fn take_place(&mut self, ask: &Ask) -> Result<Look> {
+    async fn take_place(&mut self, ask: &Ask) -> Result<View> {
         let dir = self.lock_path(&ask.name);
         // More than once, since our node and the container above it may be deleted while we look.
         for _ in 0..4 {
-            let look = match &self.place {
+            let view = match &self.place {
                 Some(_) => self.keep_place(ask, &dir).await?,
                 None => self.create_place(ask, &dir).await?,
             };
-            if let Some(look) = look {
-                return Ok(look);
+            if let Some(view) = view {
+                return Ok(view);
             }
         }
         bail!("{dir} is deleted again and again")
@@ -134,7 +125,7 @@ impl ZooKeeper {
     }
 
     /// `None` if our place is gone.
-    async fn keep_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Look>> {
+    async fn keep_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<View>> {
         let place = self.place()?;
         let (path, session) = (place.path.clone(), self.ensemble.session()?);
         if place.session != session.id {
@@ -152,9 +143,9 @@ impl ZooKeeper {
         let answers = self.ensemble.call(&requests).await?;
         if let (Some(place), Some((Ok(ours), answers))) = (&mut self.place, answers.split_last()) {
             place.record.details.revoked = Record::read(&wire::read_data(ours)?.0).and_then(|one| one.details.revoked);
-            let look = Look::read(answers, dir)?;
-            if look.view.queue.position(&place.node).is_some() {
-                return Ok(Some(look));
+            let view = read_look(answers, dir)?;
+            if view.queue.position(&place.node).is_some() {
+                return Ok(Some(view));
             }
         }
         self.place = None;
@@ -162,7 +153,7 @@ impl ZooKeeper {
     }
 
     /// `None` if that did not work, but may work the next time.
-    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<Look>> {
+    async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<View>> {
         let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
         let record = Record::of_waiter(&ask.who, self.ensemble.session()?.ttl);
         let (path, data) = (format!("{dir}/{prefix}"), record.to_json());
@@ -198,7 +189,7 @@ impl ZooKeeper {
         self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
         self.ensemble.prove();
         let place = self.place.insert(Place::new(dir, node, stat, record));
-        Ok(Some(Look::read(&answers[2..], dir)?).filter(|look| look.view.queue.position(&place.node).is_some()))
+        Ok(Some(read_look(&answers[2..], dir)?).filter(|view| view.queue.position(&place.node).is_some()))
     }
 
     /// Looks for the place that goes with a sign of ours. A sign without one, or with one of a session that we have
@@ -224,28 +215,26 @@ impl ZooKeeper {
 
     /// Until when a holder that vanished together with our session may run its command: the servers have lost their
     /// data. As long as our session lasts the signs of life tell, and a holder without one ended in good order.
-    fn vanished(&mut self, look: &Look) -> Result<Option<Instant>> {
+    fn vanished(&mut self, view: &View) -> Result<Option<Instant>> {
         let session = self.ensemble.session()?.id;
         if self.seen_in.replace(session) == Some(session) {
             self.seen.keep_missing();
         }
-        let is_present = |node: &str| look.view.queue.position(node).is_some();
-        Ok(self.seen.may_run_until(clock::now(), is_present, look.view.last_token))
+        let is_present = |node: &str| view.queue.position(node).is_some();
+        Ok(self.seen.may_run_until(clock::now(), is_present, view.last_token))
     }
 
     /// Watches for what has to happen before it is our turn.
-    async fn wait(&mut self, ask: &Ask, look: &Look, position: usize, held_until: Option<Instant>) -> Result<Attempt> {
+    async fn wait(&mut self, ask: &Ask, view: &View, position: usize, held_until: Option<Instant>) -> Result<Attempt> {
         let dir = self.lock_path(&ask.name);
         let path = |entry: &Entry| format!("{dir}/{}", entry.name);
         let watch = |entry: &Entry| Request::exists(&path(entry)).watched();
-        let head = &look.view.queue.entries[0];
+        let head = &view.queue.entries[0];
         let mut requests = vec![Request::get_data(&path(head))];
         if ask.queue {
-            // A waiter that loses its place is in the way of others until it takes a new one. (A holder of a slot or a
-            // share writes to its node itself, and would hear of nothing else.)
-            let own = (ask.mode == Mode::Exclusive).then_some(&look.view.queue.entries[position]);
-            requests.extend(own.map(watch));
-            match watched(ask.mode, look.view.queue.ahead(position)) {
+            // A waiter that loses its place is in the way of others until it takes a new one.
+            requests.push(watch(&view.queue.entries[position]));
+            match watched(ask.mode, view.queue.ahead(position)) {
                 Some(Watched::EndOf(one) | Watched::ChangeOf(one)) => requests.push(watch(one)),
                 Some(Watched::EndOfAny(holders)) => requests.extend(holders.iter().map(watch)),
                 None => {}
@@ -269,7 +258,7 @@ impl ZooKeeper {
     pub(super) async fn watch(&mut self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let answers = self.ensemble.call(&requests).await?;
         if answers.contains(&Err(Refusal::NO_NODE)) {
-            self.ensemble.poke();
+            self.ensemble.set_notified(true);
         }
         Ok(answers)
     }
@@ -291,49 +280,37 @@ impl ZooKeeper {
         Ok(Attempt::Busy(Busy { holder, ahead: Some(ahead), ask_again }))
     }
 
-    /// Refuses to go on where transaction numbers went back. With shares and slots a holder may end before another one
-    /// asks for its token, so that only the latest transaction tells.
-    async fn expect_newest_token(&mut self, ask: &Ask, recorded: Option<Token>) -> Result<()> {
-        let newest = match ask.mode {
-            Mode::Exclusive => token(self.place()?.czxid),
-            Mode::Shared | Mode::Slots(_) => token(self.ensemble.session()?.seen + 1),
-        };
+    /// Why our token must not be handed out, if transaction numbers went back.
+    fn stale_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<Option<anyhow::Error>> {
+        let (own, next) = (token(self.place()?.czxid), token(self.ensemble.session()?.seen + 1));
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
         let meta = self.meta_path(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
-        match messages::counter_went_back(newest, recorded, cause, advice) {
-            None => Ok(()),
-            Some(why) => {
-                self.leave().await?;
-                Err(Fault::StaleToken.because(why))
+        Ok(stale_token(ask.mode, own, next, recorded, cause, &advice))
+    }
+
+    async fn grant(&mut self, ask: &Ask, view: View) -> Result<Attempt> {
+        let mut slot = self.place()?.record.details.slot;
+        if let Mode::Slots(slots) = ask.mode
+            && slot.is_none()
+        {
+            slot = self.claim_slot(&ask.name, slots).await?;
+            if slot.is_none() {
+                return self.busy(ask, None, 0, Some(clock::now() + SOON)).await;
             }
         }
-    }
-
-    async fn grant(&mut self, ask: &Ask, look: Look) -> Result<Attempt> {
-        if let Mode::Slots(slots) = ask.mode
-            && self.place()?.record.details.slot.is_none()
-        {
-            let Some(slot) = self.claim_slot(&ask.name, slots).await? else {
-                return self.busy(ask, None, 0, Some(clock::now() + SOON)).await;
-            };
-            self.say_which_slot(slot).await?;
-        }
-        self.runs = Some(self.runs_in(&ask.name, look.view).await?);
-        self.seen = SeenHolders::default();
-        let place = self.place()?;
-        let slot = place.record.details.slot.map(|slot| slot.number);
-        Ok(Attempt::Granted(ask.lease(place.token(), slot, self.lease_grant()?)))
-    }
-
-    /// Writes to our node which slot we have, and since when. The next waiter for a slot waits for that.
-    async fn say_which_slot(&mut self, slot: Slot) -> Result<()> {
         let place = self.place.as_mut().context("we have no place in the queue")?;
-        place.record.details.slot = Some(slot);
         place.record.details.acquire_now();
-        let said = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
-        let _an_operator_may_have_changed_it = self.ensemble.call_one(said).await?;
-        Ok(())
+        if place.record.details.slot != slot {
+            // The next waiter for a slot waits for this. If it is refused, an operator has changed our node.
+            place.record.details.slot = slot;
+            let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
+            let _refused = self.ensemble.call_one(say).await?;
+        }
+        self.runs = Some(self.runs_in(&ask.name, view).await?);
+        self.seen = SeenHolders::default();
+        let slot = slot.map(|slot| slot.number);
+        Ok(Attempt::Granted(ask.lease(self.place()?.token(), slot, self.lease_grant()?)))
     }
 
     /// Takes the lowest free slot; `None` if none is free.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::queue::{Details, Entry, Hold, Queue, held_name, server_date};
-use super::status::reason_for;
+use super::status::{View, reason_for};
 use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, found, refusal};
 use super::{VISIT, ZooKeeper};
 use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
@@ -54,37 +54,23 @@ impl ZooKeeper {
     /// Notes that a run began, and since when we hold the lock; watches our place from now on. Nothing happens if the lock
     /// was released before this arrives.
     pub(super) async fn note(&mut self, lease: &Lease) -> Result<()> {
-        let acl = self.acl();
         let Some(place) = &mut self.place else { return Ok(()) };
         // It may be applied without an answer.
         place.noted = true;
-        let mut parts = vec![Request::check(&place.path)];
-        if place.record.details.slot.is_none() {
-            place.record.details.acquire_now();
-            // Another version is an operator's, or our own from an earlier try.
-            let held = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
-            parts.push(held.unless(Refusal::BAD_VERSION));
-        }
-        let (path, node) = (place.path.clone(), place.node.clone());
-        let note = runs::note(&place.record.who, lease.token).to_json();
-        let create = Request::create(&self.note_path(&lease.name, &node), note.as_bytes(), acl, Kind::Persistent);
-        parts.push(create.unless(Refusal::NODE_EXISTS));
+        let (path, Record { who, details }) = (place.path.clone(), &place.record);
+        // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
+        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.version);
+        let note = runs::note(who, lease.token, details.acquired_at()).to_json();
+        let note_path = format!("{}/{}", self.notes_path(&lease.name), self.place()?.node);
+        let note = Request::create(&note_path, note.as_bytes(), self.acl(), Kind::Persistent);
+        let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
         self.commit(parts, &lease.name, "cannot note the run").await?;
-        let ours = self.watch(vec![Request::get_data(&path).watched()]).await?;
-        if let Some(Ok(ours)) = ours.first()
-            && Record::read(&wire::read_data(ours)?.0).is_none_or(|record| record.details.revoked.is_some())
-        {
-            self.ensemble.poke();
-        }
+        let ours = self.ensemble.call_one(Request::get_data(&path).watched()).await?;
+        let ours = found(&ours, wire::read_data, "cannot watch our place")?;
+        let ours = ours.and_then(|(data, _)| Record::read(&data)).filter(|record| record.details.revoked.is_none());
+        // Whatever we were notified of until now is our own doing, or has been read just now.
+        self.ensemble.set_notified(ours.is_none());
         Ok(())
-    }
-
-    /// Of a run that never began.
-    pub(super) async fn take_note_back(&mut self, name: &LockName) {
-        if let Some(place) = self.place.as_ref().filter(|place| place.noted) {
-            let delete = Request::delete(&self.note_path(name, &place.node), ANY_VERSION);
-            let _ = self.ensemble.call_one(delete).await;
-        }
     }
 
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -132,7 +118,6 @@ impl ZooKeeper {
             let mut record = place.record.clone();
             let hold = Hold { lasts_ms: 0, token: place.token(), in_use: run.is_none() };
             record.details.hold = Some(hold.lasting(lasts));
-            record.details.acquire_now();
             parts.push(self.create_hold(name, &place.node, &record));
             let slot = place.record.details.slot.map(|slot| self.slot_path(name, slot.number));
             parts.extend(slot.map(|slot| create(&slot)));
@@ -154,9 +139,9 @@ impl ZooKeeper {
     pub(super) async fn was_released(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.forget_place();
         self.visit().await?;
-        let history = self.view_of(&lease.name).await?.history;
+        let View { history, queue, .. } = self.view_of(&lease.name).await?;
         let taken = self.why_taken(&lease.name, &lease.owner).await?;
-        let held = self.hold_of(&lease.name, &lease.owner).await?;
+        let held = self.hold_of(&lease.name, &lease.owner, &queue).await?;
         let held = held.and_then(|(_, _, record)| record.details.hold);
         let done = ending.last_run.as_ref().is_some_and(|run| history.has_ending(run))
             || held.is_some_and(|hold| hold.token == lease.token);
@@ -236,7 +221,7 @@ impl ZooKeeper {
                 queue.remove(&hold.entry.name);
                 continue;
             };
-            // Of one that cannot be read nobody knows when it ends: it stays, until an operator takes it away.
+            // Nobody knows when a hold ends that cannot be read. It stays until an operator takes it away.
             let Some(lasts) = record.as_ref().and_then(|record| record.details.lasts()) else { continue };
             let left = lasts.saturating_sub(now.duration_since(server_date(stat.ctime)).unwrap_or_default());
             if !left.is_zero() {
@@ -246,18 +231,21 @@ impl ZooKeeper {
                 queue.remove(&hold.entry.name);
             } else {
                 // Somebody else was faster: another waiter, or the owner with a new hold. Ask again.
-                self.ensemble.poke();
+                self.ensemble.set_notified(true);
             }
         }
         Ok(first_end)
     }
 
     /// An owner's hold: its name in the queue, the version of its node, and what that says.
-    async fn hold_of(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<(String, i32, Record<Details>)>> {
-        let dir = self.lock_path(name);
-        let queue = Queue::new(&self.ensemble.children(&dir).await?);
+    async fn hold_of(
+        &mut self,
+        name: &LockName,
+        owner: &OwnerId,
+        queue: &Queue,
+    ) -> Result<Option<(String, i32, Record<Details>)>> {
         let Some(entry) = queue.hold_of(&self.spelling.stem(owner)) else { return Ok(None) };
-        let path = format!("{dir}/{}", entry.name);
+        let path = self.place_path(name, &entry.name);
         let Some((data, stat)) = self.ensemble.data(&path).await? else { return Ok(None) };
         let record = Record::read(&data).filter(|record| record.details.hold.is_some());
         let Some(record) = record else { bail!(messages::overwritten(path)) };
@@ -268,8 +256,12 @@ impl ZooKeeper {
     /// the lock since, so it is not too late.
     pub(super) async fn move_end(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         loop {
-            let Some((node, version, mut record)) = self.hold_of(name, owner).await? else {
-                return self.without_hold(name, owner).await;
+            let queue = self.view_of(name).await?.queue;
+            let Some((node, version, mut record)) = self.hold_of(name, owner, &queue).await? else {
+                if queue.place_of(&self.spelling.stem(owner)).is_some_and(|position| queue.holds(position)) {
+                    return Ok(Reheld::Running);
+                }
+                return Ok(self.why_taken(name, owner).await?.map_or(Reheld::NotOurs, Reheld::ForceReleased));
             };
             if ttl.is_zero() {
                 let removed = self.remove(name, &node, Some(&record)).await?;
@@ -286,13 +278,5 @@ impl ZooKeeper {
                 return Ok(Reheld::Done);
             }
         }
-    }
-
-    async fn without_hold(&mut self, name: &LockName, owner: &OwnerId) -> Result<Reheld> {
-        let queue = Queue::new(&self.ensemble.children(&self.lock_path(name)).await?);
-        if queue.place_of(&self.spelling.stem(owner)).is_some_and(|position| queue.holds(position)) {
-            return Ok(Reheld::Running);
-        }
-        Ok(self.why_taken(name, owner).await?.map_or(Reheld::NotOurs, Reheld::ForceReleased))
     }
 }

@@ -39,7 +39,7 @@ struct Taken {
     reason: String,
 }
 
-/// Whatever cannot be read says nothing.
+/// What cannot be read counts as empty.
 fn read_taken(answer: &Answer) -> Vec<Taken> {
     let data = answer.as_ref().ok().and_then(|answer| wire::read_data(answer).ok());
     data.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default()
@@ -95,13 +95,18 @@ impl Contends for Found {
 /// A lock, read in one round trip. The nodes of its contenders and the notes have to be read apart.
 pub(super) struct View {
     pub queue: Queue,
+    /// Of those that are alive, as they were just before the queue was read: a newcomer is not taken for one that lost its
+    /// place. Only contenders ask for it.
+    pub signs: Vec<String>,
+    /// The `once` key that a contender asked for is on record.
+    pub ran_once: bool,
     pub history: History,
     /// The token of the last run, even if the run is forgotten.
     pub last_token: Option<Token>,
     /// Of the node that has the history. One that has yet to be made will have version 0.
-    version: i32,
+    pub version: i32,
     /// The notes of runs that vanished.
-    vanished: Vec<String>,
+    pub vanished: Vec<String>,
 }
 
 impl View {
@@ -116,7 +121,8 @@ impl View {
         let (json, version) = meta.map(|(data, stat)| (data, stat.version)).unwrap_or_default();
         let last: Option<Last> = serde_json::from_slice(&json).ok();
         let history = History::from_json(&String::from_utf8_lossy(&json));
-        Ok(View { queue, history, last_token: last.map(|last| last.fencing_token), version, vanished })
+        let last_token = last.map(|last| last.fencing_token);
+        Ok(View { queue, signs: Vec::new(), ran_once: false, history, last_token, version, vanished })
     }
 }
 
@@ -220,78 +226,42 @@ impl ZooKeeper {
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        // Once more if the holder changed its own node just now.
-        for _ in 0..3 {
+        // Once more if the holder changed its own node just now, or if somebody else has written what we write.
+        for _ in 0..10 {
             let queue = self.contenders(name).await?;
             let is_meant = |found: &&Found| found.contender().into_holder().is_still(from);
             let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
             let Some(Found { entry, node: Ok((stat, record)) }) = holder else { return Ok(Revoked::NotHeld) };
-            let reason = match how {
-                Revoke::Now { reason } => return self.free(name, &entry.name, record.as_ref(), from, reason).await,
-                Revoke::Safely { reason } => reason,
+            let (node, record) = (entry.name.as_str(), record.as_ref());
+            let (parts, done) = match (how, record) {
+                (Revoke::Now { reason }, _) => (self.freeing(name, node, record, from, reason).await?, Revoked::Freed),
+                (Revoke::Safely { .. }, None) => {
+                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                }
+                // After a run, there is no process left to ask, and none that could overlap.
+                (Revoke::Safely { .. }, Some(Record { details: Details { hold: Some(hold), .. }, .. }))
+                    if !hold.in_use =>
+                {
+                    (self.removal(name, node, record), Revoked::Freed)
+                }
+                (Revoke::Safely { reason }, Some(record)) => {
+                    let mut marked = record.clone();
+                    marked.details.revoked = Some(reason.clone());
+                    let (path, json) = (self.place_path(name, node), marked.to_json());
+                    (vec![Request::set_data(&path, json.as_bytes(), stat.version)], Revoked::Marked)
+                }
             };
-            let Some(record) = record else { return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned())) };
-            // After a run, there is no process left to ask, and none that could overlap.
-            if record.details.hold.is_some_and(|hold| !hold.in_use) {
-                return self.free_unrecorded(name, &entry.name, Some(record)).await;
-            }
-            let path = self.place_path(name, &entry.name);
-            let mut marked = record.clone();
-            marked.details.revoked = Some(reason.clone());
-            let mark = Request::set_data(&path, marked.to_json().as_bytes(), stat.version);
-            match self.ensemble.call_one(mark).await? {
-                Ok(_) => return Ok(Revoked::Marked),
-                Err(Refusal::NO_NODE) => return Ok(Revoked::NotHeld),
-                Err(Refusal::BAD_VERSION) => {}
-                Err(why) => return Err(refusal(why, format_args!("cannot mark {path}"))),
-            }
-        }
-        bail!("{name} changes all the time")
-    }
-
-    /// Why an owner's lock was freed at once, if it was.
-    pub(super) async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
-        let answer = self.ensemble.call_one(Request::get_data(&self.taken_path(name))).await?;
-        Ok(reason_for(owner, &answer))
-    }
-
-    /// Frees a holder's place, which is `node`, with all that goes with it.
-    async fn free(
-        &mut self,
-        name: &LockName,
-        node: &str,
-        record: Option<&Record<Details>>,
-        seen: &Holder,
-        reason: &str,
-    ) -> Result<Revoked> {
-        let path = self.taken_path(name);
-        let cut_short = LastRun::cut_short(seen, reason);
-        // Once more if another operator was faster, or another holder has written the history.
-        for _ in 0..10 {
-            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
-            let mut parts = self.removal(name, node, record);
-            // What is only held on to after a run takes nothing away from how that ended.
-            if record.is_none_or(|record| record.details.hold.is_none_or(|hold| hold.in_use)) {
-                parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
-                let view = self.view_of(name).await?;
-                let runs = self.runs_in(name, view).await?;
-                parts.extend(self.record_run(name, &runs, &cut_short, DEFAULT_HISTORY));
-            }
-            if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
-                let mut all = read_taken(&taken);
-                all.push(Taken { owner, reason: reason.to_owned() });
-                let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
-                parts.push(match &taken {
-                    Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
-                    Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
-                });
-            }
-            match self.commit(parts, name, &format!("cannot free {name}")).await {
-                Ok(None) => return Ok(Revoked::Freed),
-                Ok(Some(_)) => return Ok(Revoked::NotHeld),
+            match self.commit(parts, name, &format!("cannot take {name} away")).await {
+                Ok(None) => return Ok(done),
+                Ok(Some(Refusal::NO_NODE)) => return Ok(Revoked::NotHeld),
+                Ok(Some(_)) => {}
                 Err(error) => match error.downcast_ref::<Refusal>() {
                     Some(&Refusal::BAD_VERSION | &Refusal::NODE_EXISTS) => {}
-                    Some(&Refusal::NO_AUTH) => return self.free_unrecorded(name, node, record).await,
+                    // An operator may be allowed to delete nodes, but not to write the history.
+                    Some(&Refusal::NO_AUTH) if done == Revoked::Freed => {
+                        let removed = self.remove(name, node, record).await?;
+                        return Ok(if removed { Revoked::Freed } else { Revoked::NotHeld });
+                    }
                     _ => return Err(error),
                 },
             }
@@ -299,15 +269,41 @@ impl ZooKeeper {
         bail!("{name} changes all the time")
     }
 
-    /// Who may take a lock away need not be allowed to write anything down.
-    async fn free_unrecorded(
+    /// What frees a holder's place, which is `node`, and tells it why.
+    async fn freeing(
         &mut self,
         name: &LockName,
         node: &str,
         record: Option<&Record<Details>>,
-    ) -> Result<Revoked> {
-        let removed = self.remove(name, node, record).await?;
-        Ok(if removed { Revoked::Freed } else { Revoked::NotHeld })
+        seen: &Holder,
+        reason: &str,
+    ) -> Result<Vec<Request>> {
+        let mut parts = self.removal(name, node, record);
+        // After a run, a hold is freed without a record: how the run ended is on record already.
+        if record.is_none_or(|record| record.details.hold.is_none_or(|hold| hold.in_use)) {
+            parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
+            let view = self.view_of(name).await?;
+            let runs = self.runs_in(name, view).await?;
+            parts.extend(self.record_run(name, &runs, &LastRun::cut_short(seen, reason), DEFAULT_HISTORY));
+        }
+        if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
+            let path = self.taken_path(name);
+            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
+            let mut all = read_taken(&taken);
+            all.push(Taken { owner, reason: reason.to_owned() });
+            let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
+            parts.push(match &taken {
+                Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
+                Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
+            });
+        }
+        Ok(parts)
+    }
+
+    /// Why an owner's lock was freed at once, if it was.
+    pub(super) async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
+        let answer = self.ensemble.call_one(Request::get_data(&self.taken_path(name))).await?;
+        Ok(reason_for(owner, &answer))
     }
 
     /// Tokens come from the servers' transaction numbers. The last one stays on record, so that lower ones are refused.
@@ -360,12 +356,11 @@ pub(super) fn contender(mode: Mode, stat: Stat, record: Option<Record<Details>>)
         ..Contender::unknown(mode)
     };
     let Some(Record { who, details }) = record else { return shown };
-    let acquired = details.acquired_ms.and_then(|ms| i64::try_from(ms).ok()).unwrap_or(stat.ctime);
     Contender {
         who: Some(who),
         token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
         slot: details.slot.map(|slot| slot.number),
-        acquired_at: Some(server_date(acquired)),
+        acquired_at: details.acquired_at().or(shown.waiting_since),
         ttl: Some(details.ttl()),
         expires_in: left(stat, &details),
         revoked: details.revoked.is_some(),

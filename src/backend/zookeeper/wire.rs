@@ -188,7 +188,7 @@ impl fmt::Display for Refusal {
             Refusal::NO_AUTH => "the node's ACL denies us access",
             Refusal::BAD_VERSION => "the node was changed meanwhile",
             Refusal::NODE_EXISTS => "the node exists already",
-            Refusal::SESSION_EXPIRED => "the session has expired",
+            Refusal::SESSION_EXPIRED => "the server has expired our session",
             Refusal::AUTH_FAILED | Refusal::AUTH_REQUIRED => "authentication failed",
             Refusal::SESSION_MOVED => "the session has moved to another server",
             Refusal(code) => return write!(f, "ZooKeeper error {code}"),
@@ -197,6 +197,11 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+/// Whether the ensemble has ended our session, or is as good as certain to have; what was ephemeral of it is gone.
+pub fn has_expired(error: &anyhow::Error) -> bool {
+    error.downcast_ref() == Some(&Refusal::SESSION_EXPIRED)
+}
 
 /// A refusal that is no part of the recipe, as an error.
 pub fn refusal(why: Refusal, what: impl fmt::Display) -> anyhow::Error {
@@ -229,22 +234,13 @@ impl Connected {
     }
 }
 
-/// One frame from the server, after the session is set up.
-pub enum Frame {
-    Notification,
-    Reply { zxid: i64, answer: Answer },
-}
-
-impl Frame {
-    pub fn read(frame: &[u8]) -> Result<Frame> {
-        let mut read = Reader(frame);
-        let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
-        Ok(match (xid, code) {
-            (NOTIFICATION_XID, _) => Frame::Notification,
-            (_, 0) => Frame::Reply { zxid, answer: Ok(read.0.to_vec()) },
-            _ => Frame::Reply { zxid, answer: Err(Refusal(code)) },
-        })
-    }
+/// Reads a frame from the server, after the session is set up: an answer, with the latest transaction that the server has
+/// seen, or `None` for a watch that has fired.
+pub fn read_frame(frame: &[u8]) -> Result<Option<(i64, Answer)>> {
+    let mut read = Reader(frame);
+    let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
+    let answer = if code == 0 { Ok(read.0.to_vec()) } else { Err(Refusal(code)) };
+    Ok((xid != NOTIFICATION_XID).then_some((zxid, answer)))
 }
 
 /// Which part of a transaction was refused, and how; `None` if all was done.
@@ -270,8 +266,6 @@ pub struct Stat {
     pub czxid: i64,
     /// When it was created by the server's clock, in milliseconds since the epoch.
     pub ctime: i64,
-    /// The same of the last change of its data.
-    pub mtime: i64,
     pub version: i32,
     pub ephemeral_owner: i64,
 }
@@ -347,11 +341,11 @@ impl<'a> Reader<'a> {
         let czxid = self.i64()?;
         let _mzxid = self.i64()?;
         let ctime = self.i64()?;
-        let mtime = self.i64()?;
+        let _mtime = self.i64()?;
         let version = self.i32()?;
         let _cversion = self.i32()?;
         let _aversion = self.i32()?;
-        Ok(Stat { czxid, ctime, mtime, version, ephemeral_owner: self.i64()? })
+        Ok(Stat { czxid, ctime, version, ephemeral_owner: self.i64()? })
     }
 }
 
@@ -365,16 +359,8 @@ pub struct Link {
 }
 
 /// A server accepted our connection and then closed it.
-#[derive(Debug)]
-pub struct NoSession;
-
-impl fmt::Display for NoSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)",
-        )
-    }
-}
+pub const NO_SESSION: &str =
+    "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)";
 
 const PORT: u16 = 2181;
 const TLS_PORT: u16 = 2281;
@@ -396,7 +382,7 @@ impl Link {
         let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
         let request = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false);
         self.send(vec![Bytes::from(request.body)]).await?;
-        let frame = self.frame().await.context(NoSession)?;
+        let frame = self.frame().await.context(NO_SESSION)?;
         Connected::read(&frame)
     }
 
@@ -431,16 +417,12 @@ impl Link {
 
     /// Takes the next frame: an answer, or `None` for a watch that has fired.
     async fn answer(&mut self) -> Result<Option<Answer>> {
-        Ok(match Frame::read(&self.frame().await?)? {
-            Frame::Notification => {
-                self.notified = true;
-                None
-            }
-            Frame::Reply { zxid, answer } => {
-                self.seen = self.seen.max(zxid);
-                Some(answer)
-            }
-        })
+        let Some((zxid, answer)) = read_frame(&self.frame().await?)? else {
+            self.notified = true;
+            return Ok(None);
+        };
+        self.seen = self.seen.max(zxid);
+        Ok(Some(answer))
     }
 
     async fn send(&mut self, frames: Vec<Bytes>) -> Result<()> {
