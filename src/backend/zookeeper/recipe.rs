@@ -39,11 +39,6 @@ pub struct Place {
 }
 
 impl Place {
-    fn new(dir: &str, node: String, stat: Stat, record: Record<Details>) -> Place {
-        let Stat { czxid, version, ephemeral_owner: session, .. } = stat;
-        Place { path: format!("{dir}/{node}"), node, session, czxid, version, record, noted: false }
-    }
-
     pub(super) fn token(&self) -> Token {
         self.record.details.slot.map_or_else(|| token(self.czxid), |slot| slot.token)
     }
@@ -186,10 +181,16 @@ impl ZooKeeper {
         let (path, stat) = (wire::read_first_created(created)?, wire::read_stat(stat)?);
         let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
         let node = node.context("a node is made where it was asked for")?.to_owned();
-        self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
         self.ensemble.prove();
-        let place = self.place.insert(Place::new(dir, node, stat, record));
+        let place = self.settle(dir, node, stat, record);
         Ok(Some(read_look(&answers[2..], dir)?).filter(|view| view.queue.position(&place.node).is_some()))
+    }
+
+    /// This place is ours from now on.
+    fn settle(&mut self, dir: &str, node: String, stat: Stat, record: Record<Details>) -> &Place {
+        self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
+        let Stat { czxid, version, ephemeral_owner: session, .. } = stat;
+        self.place.insert(Place { path: format!("{dir}/{node}"), node, session, czxid, version, record, noted: false })
     }
 
     /// Looks for the place that goes with a sign of ours. A sign without one, or with one of a session that we have
@@ -203,8 +204,7 @@ impl ZooKeeper {
             let session = self.ensemble.session()?.id;
             let place = self.ensemble.data(&path).await?.filter(|(_, stat)| stat.ephemeral_owner == session);
             if let Some((Some(record), stat)) = place.map(|(data, stat)| (Record::read(&data), stat)) {
-                self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
-                self.place = Some(Place::new(dir, node, stat, record));
+                self.settle(dir, node, stat, record);
                 return Ok(());
             }
             let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures_util::{SinkExt, StreamExt, stream};
 use tokio_rustls::rustls::ClientConfig;
-use tokio_util::bytes::{Bytes, BytesMut};
+use tokio_util::bytes::{Buf, Bytes, BytesMut};
 use tokio_util::codec::{Framed, LengthDelimitedCodec, LengthDelimitedCodecError};
 
 use crate::backend::address::Host;
@@ -227,32 +227,32 @@ pub struct Connected {
 
 impl Connected {
     pub fn read(frame: &[u8]) -> Result<Connected> {
-        let mut read = Reader(frame);
-        let _protocol = read.i32()?;
-        let ttl = Duration::from_millis(u64::try_from(read.i32()?).unwrap_or(0));
-        Ok(Connected { session: read.i64()?, password: read.buffer()?.to_vec(), ttl })
+        let mut read = frame;
+        let _protocol = read.try_get_i32()?;
+        let ttl = Duration::from_millis(u64::try_from(read.try_get_i32()?).unwrap_or(0));
+        Ok(Connected { session: read.try_get_i64()?, password: buffer(&mut read)?.to_vec(), ttl })
     }
 }
 
 /// Reads a frame from the server, after the session is set up: an answer, with the latest transaction that the server has
 /// seen, or `None` for a watch that has fired.
 pub fn read_frame(frame: &[u8]) -> Result<Option<(i64, Answer)>> {
-    let mut read = Reader(frame);
-    let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
-    let answer = if code == 0 { Ok(read.0.to_vec()) } else { Err(Refusal(code)) };
+    let mut read = frame;
+    let (xid, zxid, code) = (read.try_get_i32()?, read.try_get_i64()?, read.try_get_i32()?);
+    let answer = if code == 0 { Ok(read.to_vec()) } else { Err(Refusal(code)) };
     Ok((xid != NOTIFICATION_XID).then_some((zxid, answer)))
 }
 
 /// Which part of a transaction was refused, and how; `None` if all was done.
 pub fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>> {
-    let mut read = Reader(answer);
+    let mut read = answer;
     for part in 0.. {
-        let (op, done, code) = (read.i32()?, read.bool()?, read.i32()?);
+        let (op, done, code) = (read.try_get_i32()?, read.try_get_u8()? != 0, read.try_get_i32()?);
         // The parts of a refused multi are all errors, so whatever else comes first means success.
         if done || op != ERROR {
             break;
         }
-        let _code_again = read.i32()?;
+        let _code_again = read.try_get_i32()?;
         if code != 0 && code != ROLLED_BACK {
             return Ok(Some((part, Refusal(code))));
         }
@@ -271,29 +271,37 @@ pub struct Stat {
 }
 
 pub fn read_stat(answer: &[u8]) -> Result<Stat> {
-    Reader(answer).stat()
+    let mut read = answer;
+    let czxid = read.try_get_i64()?;
+    let _mzxid = read.try_get_i64()?;
+    let ctime = read.try_get_i64()?;
+    let _mtime = read.try_get_i64()?;
+    let version = read.try_get_i32()?;
+    let _cversion = read.try_get_i32()?;
+    let _aversion = read.try_get_i32()?;
+    Ok(Stat { czxid, ctime, version, ephemeral_owner: read.try_get_i64()? })
 }
 
 pub fn read_created(answer: &[u8]) -> Result<(String, Stat)> {
-    let mut read = Reader(answer);
-    Ok((read.string()?, read.stat()?))
+    let mut read = answer;
+    Ok((string(&mut read)?, read_stat(read)?))
 }
 
 /// The path of the node that the first part of a multi has created, if all of it was done.
 pub fn read_first_created(answer: &[u8]) -> Result<String> {
-    let mut read = Reader(answer);
-    let (_op, _done, _code) = (read.i32()?, read.bool()?, read.i32()?);
-    read.string()
+    let mut read = answer;
+    let (_op, _done, _code) = (read.try_get_i32()?, read.try_get_u8()? != 0, read.try_get_i32()?);
+    string(&mut read)
 }
 
 pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
-    let mut read = Reader(answer);
-    Ok((read.buffer()?.to_vec(), read.stat()?))
+    let mut read = answer;
+    Ok((buffer(&mut read)?.to_vec(), read_stat(read)?))
 }
 
 pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
-    let mut read = Reader(answer);
-    (0..read.i32()?).map(|_| read.string()).collect()
+    let mut read = answer;
+    (0..read.try_get_i32()?).map(|_| string(&mut read)).collect()
 }
 
 /// What a request about a node found; `None` if there is no such node.
@@ -305,48 +313,18 @@ pub fn found<T>(answer: &Answer, read: fn(&[u8]) -> Result<T>, what: impl fmt::D
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// A length of -1 stands for null, which to us is as good as empty.
+fn buffer<'a>(read: &mut &'a [u8]) -> Result<&'a [u8]> {
+    let length = read.try_get_i32()?;
+    ensure!(length >= -1, "a reply of the server has a negative length");
+    let length = usize::try_from(length).unwrap_or(0);
+    let (head, tail) = read.split_at_checked(length).context("a reply of the server ends early")?;
+    *read = tail;
+    Ok(head)
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(count).context("a reply of the server ends early")?;
-        self.0 = tail;
-        Ok(head)
-    }
-
-    fn i32(&mut self) -> Result<i32> {
-        Ok(i32::from_be_bytes(self.take(4)?.try_into()?))
-    }
-
-    fn i64(&mut self) -> Result<i64> {
-        Ok(i64::from_be_bytes(self.take(8)?.try_into()?))
-    }
-
-    fn bool(&mut self) -> Result<bool> {
-        Ok(self.take(1)?[0] != 0)
-    }
-
-    /// A length of -1 stands for null, which to us is as good as empty.
-    fn buffer(&mut self) -> Result<&'a [u8]> {
-        let length = self.i32()?;
-        ensure!(length >= -1, "a reply of the server has a negative length");
-        self.take(usize::try_from(length).unwrap_or(0))
-    }
-
-    fn string(&mut self) -> Result<String> {
-        String::from_utf8(self.buffer()?.to_vec()).context("a reply of the server is not UTF-8")
-    }
-
-    fn stat(&mut self) -> Result<Stat> {
-        let czxid = self.i64()?;
-        let _mzxid = self.i64()?;
-        let ctime = self.i64()?;
-        let _mtime = self.i64()?;
-        let version = self.i32()?;
-        let _cversion = self.i32()?;
-        let _aversion = self.i32()?;
-        Ok(Stat { czxid, ctime, version, ephemeral_owner: self.i64()? })
-    }
+fn string(read: &mut &[u8]) -> Result<String> {
+    String::from_utf8(buffer(read)?.to_vec()).context("a reply of the server is not UTF-8")
 }
 
 pub struct Link {
