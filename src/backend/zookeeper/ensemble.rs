@@ -38,14 +38,8 @@ pub struct Session {
     pub seen: i64,
 }
 
-impl Session {
-    pub fn is_proven(&self) -> bool {
-        self.proven == self.attached
-    }
-}
-
 pub struct Ensemble {
-    hosts: Vec<Host>,
+    pub hosts: Vec<Host>,
     tls: Option<Arc<ClientConfig>>,
     login: Option<(String, String)>,
     patience: Patience,
@@ -79,11 +73,6 @@ impl Ensemble {
         getrandom::fill(&mut random).context("the kernel gave no random bytes")?;
         let next = usize::from(random[0]) % hosts.len();
         Ok(Ensemble { hosts, tls, login, patience, next, answered: false, session: None, link: None })
-    }
-
-    /// How many servers we know of.
-    pub fn hosts(&self) -> usize {
-        self.hosts.len()
     }
 
     pub fn is_authenticated(&self) -> bool {

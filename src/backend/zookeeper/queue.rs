@@ -191,12 +191,6 @@ pub struct Hold {
     pub in_use: bool,
 }
 
-impl Hold {
-    pub fn lasting(self, lasts: Duration) -> Hold {
-        Hold { lasts_ms: lasts.as_millis() as u64, ..self }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
     pub number: u32,

@@ -127,7 +127,7 @@ impl ZooKeeper {
             self.place = None;
             return Ok(None);
         }
-        if !session.is_proven() {
+        if session.proven != session.attached {
             match self.commit(vec![Request::check(&path)], &ask.name, "cannot keep our place").await? {
                 None => self.ensemble.prove(),
                 Some(_) => self.place = None,

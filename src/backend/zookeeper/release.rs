@@ -116,8 +116,8 @@ impl ZooKeeper {
         let run = ending.last_run.as_ref();
         if let Some(lasts) = ending.hold_until.map(Instant::remaining).filter(|left| !left.is_zero()) {
             let mut record = place.record.clone();
-            let hold = Hold { lasts_ms: 0, token: place.token(), in_use: run.is_none() };
-            record.details.hold = Some(hold.lasting(lasts));
+            let (lasts_ms, in_use) = (lasts.as_millis() as u64, run.is_none());
+            record.details.hold = Some(Hold { lasts_ms, token: place.token(), in_use });
             parts.push(self.create_hold(name, &place.node, &record));
             let slot = place.record.details.slot.map(|slot| self.slot_path(name, slot.number));
             parts.extend(slot.map(|slot| create(&slot)));
@@ -270,7 +270,8 @@ impl ZooKeeper {
             if let Some(reason) = record.details.revoked {
                 return Ok(Reheld::Revoked(reason));
             }
-            record.details.hold = record.details.hold.map(|hold| hold.lasting(ttl));
+            let lasts_ms = ttl.as_millis() as u64;
+            record.details.hold = record.details.hold.map(|hold| Hold { lasts_ms, ..hold });
             let delete = Request::delete(&self.place_path(name, &node), version);
             let parts = vec![delete, self.create_hold(name, &node, &record)];
             // If refused: an operator marked it just now, or another process of the owner was faster. Look again.
