@@ -45,7 +45,11 @@ async fn a_release_wakes_the_next_and_its_token_is_greater() {
     let next = granted(&mut second, &yours).await;
     assert!(next.token > held.token);
     second.note_start(&next).await.unwrap();
-    let state = second.inspect(&mine.name).await.unwrap();
+    let state = tokio::select! {
+        biased;
+        _ = second.changed() => panic!("it has written to its own place, which is nothing to hear of"),
+        state = first.inspect(&mine.name) => state.unwrap(),
+    };
     assert_eq!(state.last_run, ending(&held).last_run);
     let holder = state.holder(&yours.who.owner).unwrap();
     assert_eq!(holder.fencing_token, Some(next.token));
