@@ -31,7 +31,7 @@ use serde::Serialize;
 use crate::clock::Instant;
 use crate::config::nearest;
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, rounded};
+use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, messages, rounded};
 pub use address::{Address, COMMON, Host};
 pub use file::{DiskTrouble, default_address as file_default_address};
 
@@ -47,6 +47,14 @@ pub struct Ask {
     /// Be told [`Attempt::AlreadyRan`] instead of being granted the lock if a successful run with this
     /// key is on record.
     pub once: Option<String>,
+}
+
+impl Ask {
+    /// What is granted on a server, where nothing of this process keeps the lock.
+    fn lease(&self, token: Token, slot: Option<u32>, grant: Grant) -> Lease {
+        let (name, owner) = (self.name.clone(), self.who.owner.clone());
+        Lease { name, owner, token, slot, grant, descriptors: Vec::new() }
+    }
 }
 
 #[derive(Debug)]
@@ -323,6 +331,20 @@ const KEPT_FOR_THE_LATE: Duration = Duration::from_secs(24 * 3600);
 /// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
 fn taken_away(reason: &str) -> anyhow::Error {
     Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
+}
+
+/// Why a token must not be handed out: the server's counter of tokens went back. With shares and slots a holder may end
+/// before another one asks for its token, so that only the `next` one that the counter gives tells.
+fn stale_token(
+    mode: Mode,
+    own: Token,
+    next: Token,
+    recorded: impl IntoIterator<Item = Token>,
+    cause: &str,
+    advice: &str,
+) -> Option<anyhow::Error> {
+    let newest = if mode == Mode::Exclusive { own } else { next };
+    messages::counter_went_back(newest, recorded, cause, advice).map(|why| Fault::StaleToken.because(why))
 }
 
 /// A backend, as an address names it.

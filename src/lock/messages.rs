@@ -23,18 +23,19 @@ pub fn overwritten(what: impl Display) -> String {
     format!("{what} has been overwritten: force-release --now takes it away")
 }
 
-/// Tokens come from a counter of the server's, and that counter went back.
-pub fn counter_went_back(newest: Token, recorded: Token, cause: &str, advice: impl Display) -> String {
-    format!(
-        "its fencing token would be {newest}, but an earlier run had {recorded}: {cause}. Nothing was started. {advice}"
-    )
-}
-
-/// The token on record that a new one would have to be greater than, but is not. No dlock makes one that does not fit
-/// an i64: such a record is nonsense, and refuses nobody.
-pub fn newer_on_record(newest: Token, recorded: impl IntoIterator<Item = Token>) -> Option<Token> {
+/// Why a token is refused: it comes from a counter of the server's, and that counter went back. `None` if the token is
+/// greater than all on record. No dlock makes one that does not fit an i64: such a record is nonsense, and refuses nobody.
+pub fn counter_went_back(
+    newest: Token,
+    recorded: impl IntoIterator<Item = Token>,
+    cause: &str,
+    advice: impl Display,
+) -> Option<String> {
     let possible = recorded.into_iter().filter(|token| i64::try_from(token.0).is_ok());
-    possible.max().filter(|recorded| *recorded >= newest)
+    let recorded = possible.max().filter(|recorded| *recorded >= newest)?;
+    Some(format!(
+        "its fencing token would be {newest}, but an earlier run had {recorded}: {cause}. Nothing was started. {advice}"
+    ))
 }
 
 #[cfg(test)]
@@ -43,9 +44,10 @@ mod tests {
 
     #[test]
     fn a_token_has_to_be_greater_than_all_that_can_be_true() {
-        assert_eq!(newer_on_record(Token(7), [Token(5), Token(6), Token(u64::MAX)]), None);
-        assert_eq!(newer_on_record(Token(7), [Token(8), Token(9), Token(2)]), Some(Token(9)));
-        assert_eq!(newer_on_record(Token(7), [Token(7)]), Some(Token(7)));
-        assert_eq!(newer_on_record(Token(7), []), None);
+        let refused = |recorded: &[u64]| counter_went_back(Token(7), recorded.iter().copied().map(Token), "", "");
+        assert_eq!(refused(&[5, 6, u64::MAX]), None);
+        assert!(refused(&[8, 9, 2]).unwrap().contains("an earlier run had 9"));
+        assert!(refused(&[7]).unwrap().contains("an earlier run had 7"));
+        assert_eq!(refused(&[]), None);
     }
 }

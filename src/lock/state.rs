@@ -181,6 +181,13 @@ impl LockState {
     }
 }
 
+impl Holder {
+    /// Whether it is still the one that was seen before.
+    pub fn is_still(&self, seen: &Holder) -> bool {
+        self.owner == seen.owner && seen.fencing_token.is_none_or(|token| Some(token) == self.fencing_token)
+    }
+}
+
 impl From<Identity> for Holder {
     fn from(who: Identity) -> Holder {
         Holder {

@@ -11,7 +11,7 @@ use dlock::backend::redis::answer::Acquire;
 use dlock::backend::redis::status::Look;
 use dlock::backend::redlock::nodes::Answer;
 use dlock::backend::zookeeper::queue::Queue;
-use dlock::backend::zookeeper::wire::{self, Connected, Frame};
+use dlock::backend::zookeeper::wire::{self, Connected};
 use dlock::backend::{self, Address, file, postgres, zookeeper};
 use dlock::commands::status::table::LockTable;
 use dlock::commands::table::Screen;
@@ -197,8 +197,8 @@ fn etcd_record(input: &[u8]) -> bool {
 }
 
 fn zookeeper_record(input: &[u8]) -> bool {
-    let Some(record) = Record::<zookeeper::record::Details>::read(input) else { return false };
-    assert!(Record::<zookeeper::record::Details>::read(record.to_json().as_bytes()).is_some());
+    let Some(record) = Record::<zookeeper::queue::Details>::read(input) else { return false };
+    assert!(Record::<zookeeper::queue::Details>::read(record.to_json().as_bytes()).is_some());
     let (ttl, expires_in) = (Some(record.details.ttl()), record.details.lasts());
     show(with_holder(Holder { ttl, expires_in, ..Holder::from(record.who) }));
     true
@@ -233,7 +233,7 @@ fn answers_of_zookeeper() -> Vec<Vec<u8>> {
 
 fn zookeeper_answer(input: &[u8]) -> bool {
     let _ = Connected::read(input);
-    let Ok(Frame::Reply { answer: Ok(body), .. }) = Frame::read(input) else { return false };
+    let Ok(Some((_, Ok(body)))) = wire::read_frame(input) else { return false };
     let read = [
         wire::read_stat(&body).is_ok(),
         wire::read_created(&body).is_ok(),
@@ -260,12 +260,12 @@ fn queues() -> Vec<Vec<u8>> {
 fn queue(input: &[u8]) -> bool {
     let names: Vec<String> = String::from_utf8_lossy(input).lines().take(50).map(str::to_owned).collect();
     let queue = Queue::new(&names);
-    for position in 0..queue.entries().len() {
+    for position in 0..queue.entries.len() {
         assert!(queue.ahead(position).len() <= position, "nobody is ahead who comes later");
         let _ = queue.holds(position);
     }
     let _ = queue.alive_without_place(&names, Mode::Exclusive);
-    !queue.entries().is_empty()
+    !queue.entries.is_empty()
 }
 
 fn answers_of_redis() -> Vec<Vec<u8>> {

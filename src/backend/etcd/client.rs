@@ -1,21 +1,21 @@
-//! The members of a cluster: a connection to one of them at a time, and to the next when it fails. Leases. Knows no
-//! lock.
+//! The members of a cluster: a connection to one of them at a time, and to the next when it fails. Leases, and watches
+//! on keys. Knows no lock.
 //!
 //! The client library can spread requests over several endpoints, but goes on asking one that is frozen.
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use etcd_client::{
-    Certificate, Client, ConnectOptions, Error, Identity, LeaseGrantOptions, ResponseHeader, TlsOptions, Txn,
-    TxnResponse,
+    Certificate, Client, ConnectOptions, Error, Identity, LeaseGrantOptions, ResponseHeader, TlsOptions, Txn, TxnOp,
+    TxnResponse, WatchFilterType, WatchOptions, WatchStream,
 };
 use futures_util::future::join_all;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::errors::{Refusal, explain, hung_up, is_an_answer, refused, silence, summary};
-use super::watch::{Stream, Watch};
+use super::errors::{LEASE_EXISTS, NO_SUCH_LEASE, explain, hung_up, is_an_answer, is_refusal, silence, summary};
+use super::queue::Reads;
 use crate::backend::{Address, Patience, tls};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
@@ -43,7 +43,54 @@ pub struct Members {
 struct Connection {
     endpoint: String,
     client: Client,
-    watch: Option<Stream>,
+    watch: Option<WatchStream>,
+}
+
+/// What to watch, and from which revision on. Survives the streams it is watched on.
+#[derive(Default)]
+pub struct Watch {
+    keys: Vec<(Vec<u8>, WatchOptions)>,
+    from: i64,
+}
+
+impl Watch {
+    /// All that happened up to this revision is known.
+    pub fn after(seen: i64) -> Watch {
+        Watch { keys: Vec::new(), from: seen + 1 }
+    }
+
+    pub fn end_of(self, key: impl Into<Vec<u8>>) -> Watch {
+        self.add(key, WatchOptions::new().with_filters([WatchFilterType::NoPut]))
+    }
+
+    /// Any of the keys with this prefix ends.
+    pub fn end_of_any(self, prefix: impl Into<Vec<u8>>) -> Watch {
+        self.add(prefix, WatchOptions::new().with_filters([WatchFilterType::NoPut]).with_prefix())
+    }
+
+    pub fn change_of(self, key: impl Into<Vec<u8>>) -> Watch {
+        self.add(key, WatchOptions::new())
+    }
+
+    fn add(mut self, key: impl Into<Vec<u8>>, options: WatchOptions) -> Watch {
+        self.keys.push((key.into(), options.with_start_revision(self.from)));
+        self
+    }
+
+    /// Whether there is nothing to wait for.
+    pub fn is_idle(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    async fn open(&self, mut client: Client) -> Result<WatchStream, Error> {
+        let mut keys = self.keys.iter().cloned();
+        let (key, options) = keys.next().ok_or_else(|| Error::WatchError("nothing to watch".to_owned()))?;
+        let mut stream = client.watch(key, Some(options)).await?;
+        for (key, options) in keys {
+            stream.watch(key, Some(options)).await?;
+        }
+        Ok(stream)
+    }
 }
 
 /// A lease that the server says it has set or extended.
@@ -127,7 +174,7 @@ impl Members {
             };
             match timeout(share, attempt).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) if is_an_answer(&error) => return Err(refused(&endpoint, &error)),
+                Ok(Err(error)) if is_an_answer(&error) => return Err(explain(&endpoint, &error)),
                 Ok(Err(error)) if self.was_hung_up_on(&error) => failures.push(hung_up(&endpoint)),
                 Ok(Err(error)) => failures.push(explain(&endpoint, &error)),
                 Err(_) => failures.push(silence(&endpoint, share)),
@@ -142,53 +189,57 @@ impl Members {
         self.call(ask).await
     }
 
+    pub async fn read(&mut self, requests: impl Into<Vec<TxnOp>>) -> Result<Reads> {
+        Reads::of(&self.transact(Txn::new().and_then(requests)).await?)
+    }
+
     /// Asks every member there is at the same time, each on a connection of its own.
     pub async fn ask_each<T>(&self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Vec<(String, Result<T>)> {
         let (ask, share) = (&ask, self.share());
         let asked = self.endpoints.iter().map(|endpoint| async move {
             let attempt = async { ask(self.open(endpoint).await?).await };
             let answer = match timeout(share, attempt).await {
-                Ok(answer) => answer.map_err(|error| explain(endpoint, &error).1),
-                Err(_) => Err(silence(endpoint, share).1),
+                Ok(answer) => answer.map_err(|error| explain(endpoint, &error)),
+                Err(_) => Err(silence(endpoint, share)),
             };
-            (endpoint.clone(), answer.map_err(anyhow::Error::msg))
+            (endpoint.clone(), answer)
         });
         join_all(asked).await
     }
 
-    /// Asks the member we are connected to, and no other. Unlike [`call`](Self::call), this may be dropped
-    /// without harm to the connection: a command that ends at once ends in the middle of it.
-    pub async fn beside<T>(&mut self, ask: impl AsyncFn(Client) -> Result<T, Error>) -> Result<T> {
-        let share = self.share();
-        let client = match &self.connection {
-            Some(connection) => connection.client.clone(),
-            None => {
-                let connection = timeout(share, self.connect()).await??;
-                self.connection.insert(connection).client.clone()
-            }
-        };
-        Ok(timeout(share, ask(client)).await??)
-    }
-
-    /// The stream of a watch, opened if it is not.
-    pub async fn stream(&mut self, watch: &Watch) -> Result<&mut Stream> {
+    /// Waits for a change of what is watched, on a stream that is opened if there is none; fails if that ends. May be
+    /// dropped without missing anything. Where the server does not remember as far back as was asked for, something may
+    /// have changed: the watch then goes on from where it does remember.
+    pub async fn changed(&mut self, watch: &mut Watch) -> Result<()> {
         if self.connection.as_ref().is_none_or(|connection| connection.watch.is_none()) {
-            let stream = self.beside(async |client| watch.open(client).await).await?;
+            let stream = self.call(async |client| watch.open(client).await).await?;
             self.connection.as_mut().context("connected just now")?.watch = Some(stream);
         }
-        self.connection.as_mut().and_then(|connection| connection.watch.as_mut()).context("opened just now")
+        let connection = self.connection.as_mut().context("connected just now")?;
+        let stream = connection.watch.as_mut().context("opened just now")?;
+        loop {
+            let answer = stream.message().await?.context("the watch ended")?;
+            let compacted = answer.compact_revision();
+            if compacted > 0 {
+                watch
+                    .keys
+                    .iter_mut()
+                    .for_each(|(_, options)| *options = options.clone().with_start_revision(compacted));
+                connection.watch = None;
+                return Ok(());
+            }
+            ensure!(!answer.canceled(), "the watch was cancelled");
+            if !answer.events().is_empty() {
+                return Ok(());
+            }
+        }
     }
 
-    /// Ends a watch; the next [`stream`](Self::stream) is a new one.
+    /// Ends a watch; the next [`changed`](Self::changed) opens a new one.
     pub fn end_watch(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.watch = None;
         }
-    }
-
-    /// Gives up the connection; the next one is to another member.
-    pub fn leave(&mut self) {
-        self.connection = None;
     }
 
     pub async fn grant_lease(&mut self, lease: i64, ttl: Duration) -> Result<Extended> {
@@ -199,7 +250,7 @@ impl Members {
         });
         match granted.await {
             // An earlier request of ours was applied at an unknown time, but not answered.
-            Err(error) if Refusal::of(&error) == Some(Refusal::LeaseExists) => {
+            Err(error) if is_refusal(&error, LEASE_EXISTS) => {
                 self.keep_alive(lease).await?.context("our lease ran out while we asked for it")
             }
             granted => granted,
@@ -214,7 +265,7 @@ impl Members {
     /// Extends a lease; `None` if there is no such lease.
     pub async fn keep_alive(&mut self, lease: i64) -> Result<Option<Extended>> {
         let extended = self.call(async |mut client| {
-            // This hides its answer from us, so the one that counts is the second.
+            // The library keeps the first answer to itself, so we ask a second time.
             let (mut keeper, mut answers) = match client.lease_keep_alive(lease).await {
                 Err(Error::LeaseKeepAliveError(why)) if why == "lease not found" => return Ok(None),
                 opened => opened?,
@@ -236,7 +287,7 @@ impl Members {
     /// Ends a lease, and deletes all keys that are attached to it.
     pub async fn revoke_lease(&mut self, lease: i64) -> Result<()> {
         match self.call(async |mut client| client.lease_revoke(lease).await.map(drop)).await {
-            Err(error) if Refusal::of(&error) != Some(Refusal::NoSuchLease) => Err(error),
+            Err(error) if !is_refusal(&error, NO_SUCH_LEASE) => Err(error),
             _ => Ok(()),
         }
     }
@@ -244,7 +295,7 @@ impl Members {
     /// Ends a lease that has no key any more, so that it does not stay until its ttl is over. Whether that works makes no
     /// difference to any lock.
     pub async fn tidy(&mut self, lease: i64) {
-        let _ = timeout(TIDY, self.beside(async |mut client| client.lease_revoke(lease).await)).await;
+        let _ = timeout(TIDY, self.revoke_lease(lease)).await;
     }
 
     async fn connect(&mut self) -> Result<Connection, Error> {
@@ -271,7 +322,7 @@ impl Members {
         self.whole() / (self.endpoints.len() as u32 / 2 + 1)
     }
 
-    /// How long all of them may take: less than our callers wait, to whom we say what each of them did.
+    /// How long all of them may take: less than our callers wait, so that they learn what each member did.
     fn whole(&self) -> Duration {
         let patience = if self.connected { self.patience.attempt } else { self.patience.connect };
         patience - patience / 20

@@ -98,7 +98,7 @@ fn leader(members: &[(String, Result<Account>)]) -> Finding {
 fn absent(error: &anyhow::Error) -> Finding {
     Finding::weak(
         "etcd-members",
-        format!("{error:#}"),
+        error.root_cause().to_string(),
         "each member that is missing brings the cluster nearer to the point where no lease can be renewed",
         "repair it, or take it out of the URL and of the cluster",
     )

@@ -1,6 +1,5 @@
 //! What it means when a member does not do what it is asked, and how to say it.
 
-use std::fmt;
 use std::time::Duration;
 
 use etcd_client::Error;
@@ -8,66 +7,36 @@ use tonic::{Code, Status};
 
 use crate::exit::Fault;
 
-/// What a member answered, when that was a no. The root cause of the error that tells it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    NoSuchLease,
-    LeaseExists,
-    Other,
+/// How the members' own words end, where a lease is not as it was expected.
+pub const NO_SUCH_LEASE: &str = "requested lease not found";
+pub const LEASE_EXISTS: &str = "lease already exists";
+
+/// Whether a member answered this.
+pub fn is_refusal(error: &anyhow::Error, words: &str) -> bool {
+    error.root_cause().to_string().ends_with(words)
 }
 
-impl Refusal {
-    pub fn of(error: &anyhow::Error) -> Option<Refusal> {
-        error.downcast_ref::<Refused>().map(|refused| refused.why)
-    }
-}
-
-#[derive(Debug)]
-struct Refused {
-    why: Refusal,
-    text: String,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for Refused {}
-
-pub fn refused(endpoint: &str, error: &Error) -> anyhow::Error {
-    let (fault, text) = explain(endpoint, error);
-    let why = match () {
-        () if text.ends_with("requested lease not found") => Refusal::NoSuchLease,
-        () if text.ends_with("lease already exists") => Refusal::LeaseExists,
-        () => Refusal::Other,
-    };
-    anyhow::Error::new(Refused { why, text }).context(fault)
-}
+/// Codes of a member that could not answer, or of the library, which got no answer.
+const NO_ANSWER: [Code; 7] = [
+    Code::Cancelled,
+    Code::Unknown,
+    Code::DeadlineExceeded,
+    Code::Internal,
+    Code::Unavailable,
+    Code::Aborted,
+    Code::DataLoss,
+];
 
 /// Whether the member understood and answered, so that others would say the same.
 pub fn is_an_answer(error: &Error) -> bool {
-    use Code::{AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
-    use Code::{PermissionDenied, ResourceExhausted, Unauthenticated};
     match error {
-        Error::GRpcStatus(status) => matches!(
-            status.code(),
-            NotFound
-                | AlreadyExists
-                | FailedPrecondition
-                | InvalidArgument
-                | OutOfRange
-                | PermissionDenied
-                | ResourceExhausted
-                | Unauthenticated
-        ),
+        Error::GRpcStatus(status) => !NO_ANSWER.contains(&status.code()),
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::TransportError(_) => true,
         _ => false,
     }
 }
 
-pub fn explain(endpoint: &str, error: &Error) -> (Fault, String) {
+pub fn explain(endpoint: &str, error: &Error) -> anyhow::Error {
     let (fault, text) = match error {
         Error::GRpcStatus(status) => (fault_of(status), innermost(status)),
         // These come from reading what we were given, before anything is sent.
@@ -75,13 +44,13 @@ pub fn explain(endpoint: &str, error: &Error) -> (Fault, String) {
         Error::TransportError(why) => (Fault::Config, innermost(why)),
         other => (Fault::Unreachable, other.to_string()),
     };
-    (fault, format!("etcd at {endpoint}: {text}"))
+    fault.because(format_args!("etcd at {endpoint}: {text}"))
 }
 
 /// What all members did, and the fault that says most about why.
-pub fn summary(failures: &[(Fault, String)], members: usize) -> anyhow::Error {
-    let texts = failures.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("; ");
-    if failures.iter().any(|(fault, _)| *fault == Fault::Refused) {
+pub fn summary(failures: &[anyhow::Error], members: usize) -> anyhow::Error {
+    let texts = failures.iter().map(|error| error.root_cause().to_string()).collect::<Vec<_>>().join("; ");
+    if failures.iter().any(|error| Fault::of(error) == Fault::Refused) {
         return Fault::Refused.because(texts);
     }
     if members > 1 && failures.len() > members / 2 {
@@ -90,14 +59,14 @@ pub fn summary(failures: &[(Fault, String)], members: usize) -> anyhow::Error {
     Fault::Unreachable.because(texts)
 }
 
-pub fn silence(endpoint: &str, waited: Duration) -> (Fault, String) {
+pub fn silence(endpoint: &str, waited: Duration) -> anyhow::Error {
     let waited = humantime::format_duration(Duration::from_millis(waited.as_millis() as u64));
-    (Fault::Unreachable, format!("etcd at {endpoint} did not answer within {waited}"))
+    Fault::Unreachable.because(format_args!("etcd at {endpoint} did not answer within {waited}"))
 }
 
-pub fn hung_up(endpoint: &str) -> (Fault, String) {
+pub fn hung_up(endpoint: &str) -> anyhow::Error {
     let why = "as it does when it wants another certificate than ours: see tls-cert and tls-key";
-    (Fault::Refused, format!("etcd at {endpoint} hung up after the TLS handshake, {why}"))
+    Fault::Refused.because(format_args!("etcd at {endpoint} hung up after the TLS handshake, {why}"))
 }
 
 fn fault_of(status: &Status) -> Fault {

@@ -30,14 +30,9 @@ impl Keys {
         Ok(Keys { contenders: format!("{root}/"), meta: format!("{root}-meta") })
     }
 
-    /// What all contenders' keys begin with.
-    pub fn all_contenders(&self) -> &str {
-        &self.contenders
-    }
-
-    /// What all keys of runs begin with; a name and a slash follow, as they do in a contender's key.
-    pub fn all_last_runs(&self) -> String {
-        format!("{}/runs/", self.meta)
+    /// What all keys of contenders, and all of runs, begin with; a name and a slash follow.
+    pub fn of_all_locks(&self) -> [String; 2] {
+        [self.contenders.clone(), format!("{}/runs/", self.meta)]
     }
 
     /// What the keys of one lock's contenders begin with: the `pfx` of Go's `concurrency.Mutex`.
@@ -50,12 +45,12 @@ impl Keys {
     }
 
     pub fn last_run(&self, name: &LockName) -> String {
-        format!("{}{}/last", self.all_last_runs(), name.encoded())
+        format!("{}/runs/{}/last", self.meta, name.encoded())
     }
 
     /// What the notes of one lock's runs begin with.
     pub fn all_noted(&self, name: &LockName) -> String {
-        format!("{}{}/noted/", self.all_last_runs(), name.encoded())
+        format!("{}/runs/{}/noted/", self.meta, name.encoded())
     }
 
     pub fn noted(&self, name: &LockName, token: Token) -> String {
@@ -112,7 +107,7 @@ mod tests {
             keys.marks(&name),
         ];
         for other in others {
-            assert!(!other.starts_with(keys.all_contenders()), "{other}");
+            assert!(!other.starts_with(&keys.contenders), "{other}");
         }
         assert_eq!(Keys::under("team/locks").unwrap().contender(&name, 1), "team/locks/job%2Fsub/1");
         assert!(Keys::under("/").is_err());

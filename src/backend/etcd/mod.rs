@@ -13,34 +13,34 @@ mod errors;
 mod keys;
 pub mod queue;
 mod recipe;
-mod runs;
 mod status;
-mod watch;
 
 use std::collections::{BTreeSet, btree_set};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
-use etcd_client::{Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, Txn, TxnOp, TxnOpResponse};
 
-use self::client::Members;
+use self::client::{Members, Watch};
+use self::errors::{NO_SUCH_LEASE, is_refusal};
 use self::keys::Keys;
 pub use self::keys::lease_id;
-use self::queue::Reads;
-use self::recipe::Place;
-use self::runs::Granted;
-use self::watch::{Watch, WatchEvent};
+use self::queue::{Entry, Reads, View};
+use self::recipe::{Granted, Place, still_ours};
 use crate::backend::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
+use crate::clock::Instant;
 use crate::exit::Fault;
+use crate::lock::queue::holders;
 use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, messages};
 
 /// Between two tries to watch.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(500);
+/// How many locks are on a page: as many as one transaction can read, which has 128 requests at the most.
+const PAGE: usize = 128 / View::REQUESTS;
 
 pub struct Etcd {
     pub members: Members,
@@ -48,11 +48,9 @@ pub struct Etcd {
     place: Option<Place>,
     granted: Option<Granted>,
     watch: Watch,
-    /// What to write for others when there is time: a waiter that is granted the lock starts its command first.
-    pub announcement: Option<Txn>,
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
-    /// What of a list of all locks is still to come.
+    /// The rest of a list of all locks.
     listing: btree_set::IntoIter<LockName>,
 }
 
@@ -67,7 +65,6 @@ impl Etcd {
             place: None,
             granted: None,
             watch: Watch::default(),
-            announcement: None,
             seen: SeenHolders::default(),
             listing: BTreeSet::new().into_iter(),
         })
@@ -84,44 +81,24 @@ impl Backend for Etcd {
 
     /// Reconnects by itself, with pauses, and never fails: the other verbs report what is wrong.
     async fn changed(&mut self) -> Result<()> {
-        if let Some(announcement) = self.announcement.as_ref() {
-            let announced = self.members.beside(async |mut client| client.txn(announcement.clone()).await).await;
-            self.announcement.take_if(|_| announced.is_ok());
+        if self.watch.is_idle() {
+            std::future::pending::<()>().await;
         }
-        let mut pause = SHORTEST_PAUSE;
-        loop {
-            if self.watch.is_idle() {
-                std::future::pending::<()>().await;
-            }
-            let event = match self.members.stream(&self.watch).await {
-                Ok(stream) => stream.next().await,
-                Err(_) => {
-                    self.members.leave();
-                    WatchEvent::Ended
-                }
-            };
-            match event {
-                WatchEvent::Change(revision) => {
-                    self.watch.seen_until(revision);
-                    return Ok(());
-                }
-                WatchEvent::Compacted(revision) => {
-                    self.watch.seen_until(revision);
-                    self.members.end_watch();
-                    return Ok(());
-                }
-                WatchEvent::Ended => {
-                    self.members.end_watch();
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-            }
+        while self.members.changed(&mut self.watch).await.is_err() {
+            self.members.end_watch();
+            tokio::time::sleep(PAUSE).await;
         }
+        Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         self.give_up_place(ask).await?;
-        self.take_note_back(&ask.name).await
+        // Of a run that never began.
+        if let Some(granted) = self.granted.take() {
+            let note = TxnOp::delete(self.keys.noted(&ask.name, granted.token), None);
+            self.members.transact(Txn::new().and_then([note])).await?;
+        }
+        Ok(())
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -130,43 +107,143 @@ impl Backend for Etcd {
             return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
         };
         let key = self.keys.contender(&lease.name, id);
-        let look = [TxnOp::get(key.as_str(), None), TxnOp::get(self.keys.mark(&lease.name, key.as_bytes()), None)];
-        let mut reads = Reads::of(&self.members.transact(Txn::new().and_then(look)).await?)?;
+        let mark = self.keys.mark(&lease.name, key.as_bytes());
+        let mut reads = self.members.read([TxnOp::get(key, None), TxnOp::get(mark, None)]).await?;
         let grant = extended.confirmed_in(reads.raft_term)?;
-        self.watch.seen_until(reads.revision);
-        Ok(match (reads.entries()?.pop(), reads.value()?) {
+        let token = reads.range()?.kvs().first().map(|kv| Entry::from(kv).token());
+        Ok(match (token, reads.value()?) {
             (None, Some(reason)) => Renewal::ForceReleased(reason),
             (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
-            (Some(key), _) if key.token() != lease.token => {
-                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {}", key.token()))
+            (Some(token), _) if token != lease.token => {
+                Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {token}"))
             }
             (_, Some(reason)) => Renewal::Revoked(reason),
             (Some(_), None) => Renewal::Held(grant),
         })
     }
 
+    /// Nothing happens if the lock was released before this arrives; nor if its key was left behind, which then is on
+    /// another lease.
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {
-        self.note(lease).await
+        let id = lease_id(&lease.name, lease.owner.as_str());
+        let key = self.keys.contender(&lease.name, id);
+        let Some(granted) = self.granted.as_ref().filter(|granted| granted.token == lease.token) else {
+            return Ok(());
+        };
+        let held = [still_ours(&key, lease), Compare::lease(key, CompareOp::Equal, id)];
+        self.members.transact(Txn::new().when(held).and_then(granted.start.clone())).await?;
+        Ok(())
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        self.release_place(lease, ending).await
+        let (name, id) = (&lease.name, lease_id(&lease.name, lease.owner.as_str()));
+        let key = self.keys.contender(name, id);
+        let let_go = match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
+            None => TxnOp::delete(key.as_str(), None),
+            Some(rest) => {
+                let own = self.members.read([TxnOp::get(key.as_str(), None)]).await?.range()?;
+                let Some(own) = own.kvs().first() else { return Ok(Released::NotOurs) };
+                let Some(record) = Entry::from(own).record else { bail!(messages::overwritten(&key)) };
+                self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
+            }
+        };
+        let granted = self.granted.as_ref().filter(|granted| granted.token == lease.token);
+        let mut known = granted.map(|granted| granted.runs.clone());
+        // Once more whenever another holder or an operator has written the history since.
+        loop {
+            let (mut when, mut then) = (vec![still_ours(&key, lease)], self.put_released(name, lease.token));
+            then.push(let_go.clone());
+            if let Some(run) = &ending.last_run {
+                let runs = known.take().unwrap_or_default();
+                when.push(self.unchanged(name, &runs));
+                then.extend(self.put_run(name, &runs, run, ending.keep));
+            }
+            let traces = View::requests(&self.keys, name, 0);
+            let answer = self.members.transact(Txn::new().when(when).and_then(then).or_else(traces)).await?;
+            if answer.succeeded() {
+                break;
+            }
+            let view = View::read(&mut Reads::of(&answer)?, 0)?;
+            // An earlier try may have been applied without an answer: it left our key behind, or our record.
+            let own = view.position(key.as_bytes()).map(|at| &view.queue[at]);
+            let is_ours = own.is_some_and(|own| own.token() == lease.token);
+            let left_behind = own.is_some_and(|own| is_ours && own.is_left_behind());
+            if left_behind || ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run)) {
+                break;
+            }
+            if !is_ours {
+                let reason = view.reason(&self.keys.mark(name, key.as_bytes())).filter(|_| own.is_none());
+                return Ok(reason.map_or(Released::NotOurs, Released::ForceReleased));
+            }
+            known = Some(view.runs);
+        }
+        self.members.tidy(id).await;
+        Ok(Released::Done)
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        self.move_end(name, owner, ttl).await
+        let key = self.keys.contender(name, lease_id(name, owner.as_str()));
+        let view = self.view_of(name).await?;
+        let mark = view.reason(&self.keys.mark(name, key.as_bytes()));
+        let Some(own) = holders(&view.queue).map(|at| &view.queue[at]).find(|one| one.key == key.as_bytes()) else {
+            return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
+        };
+        let Some(record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
+        if !own.is_left_behind() {
+            return Ok(Reheld::Running);
+        }
+        let change = match mark {
+            _ if ttl.is_zero() => TxnOp::delete(key.as_str(), None),
+            Some(reason) => return Ok(Reheld::Revoked(reason)),
+            None => self.put_on_new_lease(&key, &record.with_ttl(ttl), ttl).await?,
+        };
+        let unless = Compare::create_revision(key.as_str(), CompareOp::Equal, own.created);
+        if !self.members.transact(Txn::new().when([unless]).and_then([change])).await?.succeeded() {
+            return Ok(Reheld::NotOurs);
+        }
+        self.members.tidy(own.lease).await;
+        Ok(Reheld::Done)
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
-        self.state_of(name).await
+        self.states_of(std::slice::from_ref(name)).await?.pop().context("one state of each lock")
     }
 
+    /// The latest token that was released stays.
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        self.forget_runs(name, what).await
+        let below = |prefix| TxnOp::delete(prefix, Some(DeleteOptions::new().with_prefix()));
+        let forget = match what {
+            Forget::Once(key) => Txn::new().and_then([TxnOp::delete(self.keys.once(name, key), None)]),
+            Forget::Everything => Txn::new().when([self.nobody_came(name, 0)]).and_then([
+                TxnOp::delete(self.keys.last_run(name), None),
+                below(self.keys.all_noted(name)),
+                below(self.keys.once(name, "")),
+            ]),
+        };
+        let answer = self.members.transact(forget).await?;
+        let removed = |one| matches!(one, TxnOpResponse::Delete(deleted) if deleted.deleted() > 0);
+        Ok(match () {
+            () if !answer.succeeded() => Forgotten::InUse,
+            () if answer.op_responses().into_iter().any(removed) => Forgotten::Done,
+            () => Forgotten::Nothing,
+        })
     }
 
+    /// Locks that somebody uses or once used. All names are read at the beginning; what is behind them is not.
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
-        self.page(after).await
+        if after.is_none() {
+            let prefixes = self.keys.of_all_locks();
+            let keys = |prefix| TxnOp::get(prefix, Some(GetOptions::new().with_prefix().with_keys_only()));
+            let mut reads = self.members.read(prefixes.clone().map(keys)).await?;
+            let mut names = BTreeSet::new();
+            for prefix in prefixes {
+                names.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
+            }
+            self.listing = names.into_iter();
+        }
+        let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
+        let locks = self.states_of(&names).await?;
+        Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
@@ -174,6 +251,44 @@ impl Backend for Etcd {
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        self.take_away(name, from, how).await
+        // Once more if the holder moved its key to another lease just now: the mark has to end with the key's own lease.
+        // Also if somebody else has written the history.
+        for _ in 0..10 {
+            let View { queue, runs, .. } = self.view_of(name).await?;
+            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
+            let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
+            let (then, done) = match how {
+                Revoke::Safely { .. } if holder.record.is_none() => {
+                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                }
+                Revoke::Safely { reason } => {
+                    let mut then = vec![self.put_mark(name, holder, reason)];
+                    // After `dlock acquire` there is no dlock that could say later how it ended.
+                    if holder.is_left_behind() {
+                        then.extend(self.put_cut_short(name, holder, &runs, from, reason));
+                    }
+                    (then, Revoked::Marked)
+                }
+                Revoke::Now { reason } => (self.free(name, holder, &runs, from, reason), Revoked::Freed),
+            };
+            let key = holder.key.as_slice();
+            let unless = [
+                Compare::create_revision(key, CompareOp::Equal, holder.created),
+                Compare::lease(key, CompareOp::Equal, holder.lease),
+                self.unchanged(name, &runs),
+            ];
+            match self.members.transact(Txn::new().when(unless).and_then(then)).await {
+                Ok(answer) if answer.succeeded() => return Ok(done),
+                Ok(_) => {}
+                Err(error) if is_refusal(&error, NO_SUCH_LEASE) => return Ok(Revoked::NotHeld),
+                Err(error) => return Err(error),
+            }
+        }
+        bail!("{name} changes all the time")
     }
+}
+
+/// The lock that a key belongs to. A key that has no name of ours in it belongs to no lock of ours.
+fn name_in(key: &[u8], prefix: &str) -> Option<LockName> {
+    LockName::decode(std::str::from_utf8(key).ok()?.strip_prefix(prefix)?.split('/').next()?)
 }

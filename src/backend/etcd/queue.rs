@@ -1,14 +1,15 @@
-//! The queue of a lock as etcd keeps it: contenders' keys in the order of their create revisions. A key without a record
-//! of ours is another program's mutex, which wants the lock exclusively.
+//! A lock as etcd keeps it: contenders' keys in the order of their create revisions, and what is stored beside them. A
+//! contender's key without a record of ours is another program's mutex, which wants the lock exclusively.
 
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
-use etcd_client::{GetResponse, KeyValue, TxnOpResponse, TxnResponse};
+use etcd_client::{GetOptions, GetResponse, KeyValue, SortOrder, SortTarget, TxnOp, TxnOpResponse, TxnResponse};
 use serde::{Deserialize, Serialize};
 
+use super::keys::Keys;
 use crate::clock;
-use crate::lock::{Contender, Contends, Identity, Mode, Record, Token};
+use crate::lock::{Contender, Contends, History, Identity, LastRun, LockName, Mode, Record, Runs, Token, rfc3339};
 
 /// A contender's key.
 pub struct Entry {
@@ -25,10 +26,11 @@ pub struct Entry {
 pub struct Details {
     mode: Mode,
     ttl_ms: u64,
-    waiting_since: String,
-    /// Set by those that had to wait, or take a slot, once they hold the lock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    held_since: Option<String>,
+    #[serde(with = "rfc3339")]
+    waiting_since: SystemTime,
+    /// Set once it holds the lock and has lasted a moment.
+    #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
+    held_since: Option<SystemTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
     /// Set by those that leave their key behind; with slots the key's revision is then no longer the token.
@@ -38,14 +40,14 @@ pub struct Details {
 
 impl Record<Details> {
     pub fn waiting(who: &Identity, mode: Mode, ttl: Duration) -> Record<Details> {
-        let (ttl_ms, waiting_since) = (millis(ttl), date_now());
+        let (ttl_ms, waiting_since) = (ttl.as_millis() as u64, clock::wall());
         let details = Details { mode, ttl_ms, waiting_since, held_since: None, slot: None, token: None };
         Record { who: who.clone(), details }
     }
 
     /// Of one that holds the lock from now on.
     pub fn holding(mut self, slot: Option<u32>) -> Record<Details> {
-        (self.details.held_since, self.details.slot) = (Some(date_now()), slot);
+        (self.details.held_since, self.details.slot) = (Some(clock::wall()), slot);
         self
     }
 
@@ -56,7 +58,7 @@ impl Record<Details> {
     }
 
     pub fn with_ttl(mut self, ttl: Duration) -> Record<Details> {
-        self.details.ttl_ms = millis(ttl);
+        self.details.ttl_ms = ttl.as_millis() as u64;
         self
     }
 }
@@ -64,10 +66,6 @@ impl Record<Details> {
 impl Entry {
     fn details(&self) -> Option<&Details> {
         self.record.as_ref().map(|record| &record.details)
-    }
-
-    pub fn is_foreign(&self) -> bool {
-        self.record.is_none()
     }
 
     pub fn slot(&self) -> Option<u32> {
@@ -85,20 +83,14 @@ impl Entry {
         self.details().and_then(|details| details.token).unwrap_or(Token(shown.unsigned_abs()))
     }
 
-    /// Whether this may be its token, if only the key was read.
-    pub fn may_have(&self, token: Token) -> bool {
-        [self.token().0, self.created.unsigned_abs(), self.modified.unsigned_abs()].contains(&token.0)
-    }
-
     /// Whether its process is gone, and the key stays until its lease ends.
     pub fn is_left_behind(&self) -> bool {
         self.details().is_some_and(|details| details.token.is_some())
     }
 
     pub fn contender(&self) -> Contender {
-        let details = self.details();
-        let waiting_since = details.and_then(|details| date(&details.waiting_since));
-        let held_since = details.and_then(|details| date(details.held_since.as_deref()?));
+        let waiting_since = self.details().map(|details| details.waiting_since);
+        let held_since = self.details().and_then(|details| details.held_since);
         let waits_for_slot = matches!(self.mode(), Mode::Slots(_)) && self.slot().is_none();
         Contender {
             who: self.record.as_ref().map(|record| record.who.clone()),
@@ -154,25 +146,71 @@ impl Reads {
         self.ranges.next().context("etcd answered without the range that was asked for")
     }
 
-    /// The next range, if that is a queue or a part of one.
-    pub fn entries(&mut self) -> Result<Vec<Entry>> {
-        Ok(self.range()?.kvs().iter().map(Entry::from).collect())
-    }
-
     /// The next range, if that is a single key: its value.
     pub fn value(&mut self) -> Result<Option<String>> {
-        Ok(self.range()?.kvs().first().map(|kv| String::from_utf8_lossy(kv.value()).into_owned()))
+        Ok(self.range()?.kvs().first().map(|kv| text(kv.value())))
     }
 }
 
-fn millis(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
+/// A lock, read in one transaction.
+pub struct View {
+    pub queue: Vec<Entry>,
+    pub runs: Runs<i64>,
+    /// The latest token that was released.
+    pub released: Option<Token>,
+    /// Why contenders are asked to release the lock, or why their keys are gone; by the mark's key.
+    marks: Vec<(Vec<u8>, String)>,
+    /// The `once` key that was asked for is on record.
+    pub ran_once: bool,
+    pub revision: i64,
+    pub raft_term: u64,
 }
 
-fn date_now() -> String {
-    humantime::format_rfc3339_millis(clock::wall()).to_string()
+impl View {
+    /// How many requests read one lock.
+    pub const REQUESTS: usize = 5;
+
+    /// Reads the queue up to the contender with this create revision; all of it if that is 0.
+    pub fn requests(keys: &Keys, name: &LockName, until: i64) -> [TxnOp; View::REQUESTS] {
+        let all = || Some(GetOptions::new().with_prefix());
+        let in_order = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend);
+        [
+            TxnOp::get(keys.queue(name), Some(in_order.with_max_create_revision(until))),
+            TxnOp::get(keys.last_run(name), None),
+            TxnOp::get(keys.all_noted(name), all()),
+            TxnOp::get(keys.released(name), None),
+            TxnOp::get(keys.marks(name), all()),
+        ]
+    }
+
+    /// Reads the answers to [`requests`](Self::requests).
+    pub fn read(reads: &mut Reads, until: i64) -> Result<View> {
+        let queue: Vec<Entry> = reads.range()?.kvs().iter().map(Entry::from).collect();
+        let (history, notes) = (reads.range()?, reads.range()?);
+        let released = reads.value()?.and_then(|token| token.parse().ok()).map(Token);
+        let marks = reads.range()?.kvs().iter().map(|kv| (kv.key().to_vec(), text(kv.value()))).collect();
+        // Of those behind us, nobody knows from a part of the queue whether they are there.
+        let vanished = |token: Token| {
+            (until == 0 || token.0 < until.unsigned_abs()) && !queue.iter().any(|one| one.token() == token)
+        };
+        let notes = notes.kvs().iter().filter_map(|kv| Some((text(kv.key()), LastRun::from_json(&text(kv.value()))?)));
+        let notes = notes.filter(|(_, run)| vanished(run.fencing_token)).collect();
+        let history = history.kvs().first();
+        let version = history.map_or(0, KeyValue::mod_revision);
+        let history = history.map(|kv| History::from_json(&text(kv.value()))).unwrap_or_default();
+        let (runs, revision, raft_term) = (Runs::new(history, version, notes), reads.revision, reads.raft_term);
+        Ok(View { queue, runs, released, marks, ran_once: false, revision, raft_term })
+    }
+
+    pub fn position(&self, key: &[u8]) -> Option<usize> {
+        self.queue.iter().position(|entry| entry.key == key)
+    }
+
+    pub fn reason(&self, mark: &[u8]) -> Option<String> {
+        self.marks.iter().find(|(key, _)| key == mark).map(|(_, reason)| reason.clone())
+    }
 }
 
-fn date(text: &str) -> Option<SystemTime> {
-    humantime::parse_rfc3339(text).ok()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }

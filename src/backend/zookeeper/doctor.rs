@@ -7,7 +7,7 @@ use anyhow::Result;
 use humantime::format_duration;
 
 use super::ZooKeeper;
-use super::record::ServerClock;
+use super::queue::ServerClock;
 use super::wire::{self, Request};
 use crate::backend::{Checkup, Finding};
 use crate::clock;
@@ -26,7 +26,7 @@ pub async fn examine(here: &mut ZooKeeper) -> Result<Checkup> {
         let text = String::from_utf8_lossy(&text);
         let servers = text.lines().filter(|line| line.starts_with("server.") && !line.contains(":observer")).count();
         findings.push(size(servers));
-        findings.extend(coverage(here.ensemble.hosts(), servers));
+        findings.extend(coverage(here.ensemble.hosts.len(), servers));
     }
     findings.push(authentication(here.ensemble.is_authenticated()));
     findings.push(Finding::fine(

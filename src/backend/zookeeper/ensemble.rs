@@ -11,15 +11,14 @@
 //! lease is extended by, and the instant before `attach` is what it counts from. No margin of a tick is
 //! needed then: whichever leader expires the session, it began to count later than we did.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::wire::{Answer, Link, NoSession, Refusal, Request, Stat};
-use super::wire::{found, multi_refusal, read_children, read_data, refusal};
+use super::wire::{Answer, Link, NO_SESSION, Refusal, Request, Stat};
+use super::wire::{found, has_expired, read_children, read_data};
 use crate::backend::address::Host;
 use crate::backend::{Address, Patience, tls, within};
 use crate::clock::{self, Instant};
@@ -39,14 +38,8 @@ pub struct Session {
     pub seen: i64,
 }
 
-impl Session {
-    pub fn is_proven(&self) -> bool {
-        self.proven == self.attached
-    }
-}
-
 pub struct Ensemble {
-    hosts: Vec<Host>,
+    pub hosts: Vec<Host>,
     tls: Option<Arc<ClientConfig>>,
     login: Option<(String, String)>,
     patience: Patience,
@@ -58,18 +51,6 @@ pub struct Ensemble {
     /// `None` while a request is under way: if its future is dropped, nobody uses the connection again.
     link: Option<Link>,
 }
-
-/// The ensemble has ended our session, or is as good as certain to have; what was ephemeral of it is gone.
-#[derive(Debug)]
-pub struct SessionExpired;
-
-impl fmt::Display for SessionExpired {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the server has expired our session")
-    }
-}
-
-impl std::error::Error for SessionExpired {}
 
 impl Ensemble {
     pub fn new(address: &Address, patience: Patience) -> Result<Ensemble> {
@@ -94,11 +75,6 @@ impl Ensemble {
         Ok(Ensemble { hosts, tls, login, patience, next, answered: false, session: None, link: None })
     }
 
-    /// How many servers we know of.
-    pub fn hosts(&self) -> usize {
-        self.hosts.len()
-    }
-
     pub fn is_authenticated(&self) -> bool {
         self.login.is_some()
     }
@@ -106,24 +82,25 @@ impl Ensemble {
     /// Brings our session, or a new one with this ttl, to a new connection, and the leader to restart its
     /// timeout. The connection before it is closed by the server, or by us once this one stands.
     pub async fn attach(&mut self, ttl: Duration) -> Result<()> {
-        // Whether or not a server still knows it: nobody may claim a lock by a session this old. One that
-        // lost its memory would turn us away for having seen more than it has, for ever.
+        // Nobody may claim a lock by a session this old, even if a server still knows it. A server that lost its data
+        // would turn it away for ever, because it has seen later transactions.
         if self.session.as_ref().is_some_and(|session| session.proven.elapsed() > 2 * session.ttl) {
             self.session = None;
-            bail!(SessionExpired);
+            bail!(Refusal::SESSION_EXPIRED);
         }
-        // Not to be used again if this is given up half-way, but closed only after it is replaced: the server
-        // then does so itself, without a complaint in its log.
+        // If this is dropped half-way, nobody may use the old connection again. It is closed only after it is replaced:
+        // the server then closes it itself, without a complaint in its log.
         let _previous = self.link.take();
         let hosts = self.hosts.len();
         let patience = match self.session {
             Some(_) if self.answered => self.patience.attempt,
-            // Together less than our caller waits, to whom we say what went wrong.
+            // All tries together take less than our caller waits, so that it learns what went wrong.
             _ => self.patience.connect.mul_f64(0.95) / hosts as u32,
         };
         let mut failure: Option<anyhow::Error> = None;
-        // That one is down says less about an ensemble than what another one has against us.
-        let says = |error: &anyhow::Error| (Fault::of(error) == Fault::Refused, error.is::<NoSession>());
+        // A server that refuses us says more than one that is down.
+        let says =
+            |error: &anyhow::Error| (Fault::of(error) == Fault::Refused, error.downcast_ref() == Some(&NO_SESSION));
         for _ in 0..hosts {
             let host = self.next;
             // Already now: should this attempt be dropped, the next one tries another server.
@@ -133,7 +110,7 @@ impl Ensemble {
                     self.next = host;
                     return Ok(());
                 }
-                Err(error) if error.is::<SessionExpired>() => return Err(error),
+                Err(error) if has_expired(&error) => return Err(error),
                 Err(error) if failure.as_ref().is_none_or(|other| says(&error) > says(other)) => failure = Some(error),
                 Err(_) => {}
             }
@@ -153,7 +130,7 @@ impl Ensemble {
         if connected.session == 0 {
             self.session = None;
             self.link = None;
-            bail!(SessionExpired);
+            bail!(Refusal::SESSION_EXPIRED);
         }
         if let Some((username, password)) = &self.login {
             for answer in link.call(&[Request::digest_auth(username, password)]).await? {
@@ -189,7 +166,7 @@ impl Ensemble {
     }
 
     pub fn session(&self) -> Result<&Session> {
-        self.session.as_ref().context("no session is open")
+        self.session.as_ref().ok_or_else(|| Refusal::SESSION_EXPIRED.into())
     }
 
     /// Sends requests on the connection that [`attach`](Self::attach) made.
@@ -202,11 +179,11 @@ impl Ensemble {
         let answers = within(patience, link.call(requests)).await?;
         for answer in &answers {
             match answer {
-                Err(Refusal::SessionExpired) => {
+                Err(Refusal::SESSION_EXPIRED) => {
                     self.session = None;
-                    bail!(SessionExpired);
+                    bail!(Refusal::SESSION_EXPIRED);
                 }
-                Err(Refusal::SessionMoved) => return Err(Fault::Unreachable.because(Refusal::SessionMoved)),
+                Err(Refusal::SESSION_MOVED) => return Err(Fault::Unreachable.because(Refusal::SESSION_MOVED)),
                 _ => {}
             }
         }
@@ -219,18 +196,6 @@ impl Ensemble {
 
     pub async fn call_one(&mut self, request: Request) -> Result<Answer> {
         self.call(&[request]).await?.pop().context("one request has one answer")
-    }
-
-    /// Commits all of these or none. If none: which of them was refused, and how.
-    pub async fn transact<'a>(
-        &mut self,
-        parts: impl IntoIterator<Item = &'a Request>,
-        what: impl fmt::Display,
-    ) -> Result<Option<(usize, Refusal)>> {
-        match self.call_one(Request::multi(parts)).await? {
-            Ok(answer) => multi_refusal(&answer),
-            Err(why) => Err(refusal(why, what)),
-        }
     }
 
     /// A node's data; `None` if there is no such node.
@@ -257,10 +222,10 @@ impl Ensemble {
         }
     }
 
-    /// Makes the next [`changed`](Self::changed) return at once.
-    pub fn poke(&mut self) {
+    /// Whether the next [`changed`](Self::changed) returns at once.
+    pub fn set_notified(&mut self, notified: bool) {
         if let Some(link) = &mut self.link {
-            link.notified = true;
+            link.notified = notified;
         }
     }
 
@@ -279,7 +244,7 @@ impl Ensemble {
         let ttl = session.ttl;
         if self.link.is_none() {
             match self.attach(ttl).await {
-                Err(error) if error.is::<SessionExpired>() => return Ok(()),
+                Err(error) if has_expired(&error) => return Ok(()),
                 attached => attached?,
             }
         }

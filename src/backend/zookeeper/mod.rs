@@ -3,13 +3,13 @@
 //!
 //! ```text
 //! /dlock/NAME                    a container, which the server removes some time after its last child
-//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`record`], with the mark of a revoke
+//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`queue::Details`], with the mark of a revoke
 //! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`release`]
 //! /dlock-meta/NAME               how the last runs ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
 //! /dlock-meta/NAME/taken         whose lock was freed at once recently, and why: see [`status`]; kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
-//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`runs`]
+//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`status`]
 //! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`recipe`]
 //! ```
 //!
@@ -24,29 +24,26 @@ mod doctor;
 mod ensemble;
 pub mod queue;
 mod recipe;
-pub mod record;
 mod release;
-mod runs;
 mod status;
 pub mod wire;
 
+use std::collections::{BTreeSet, btree_set};
 use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
 
-use self::ensemble::{Ensemble, SessionExpired};
-use self::queue::{Spelling, sign_of};
+use self::ensemble::Ensemble;
+use self::queue::{ServerClock, Spelling, sign_of};
 use self::recipe::Place;
-use self::record::ServerClock;
-use self::runs::Granted;
-use self::wire::{Acl, Answer, Kind, Refusal, Request, refusal};
+use self::wire::{Acl, Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, SeenHolders, Token};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders, Token};
 
 pub struct ZooKeeper {
     pub ensemble: Ensemble,
@@ -56,16 +53,15 @@ pub struct ZooKeeper {
     meta: String,
     spelling: Spelling,
     pub place: Option<Place>,
-    granted: Option<Granted>,
+    /// What was on record when the lock was granted to us.
+    runs: Option<Runs<i32>>,
     /// As of the last place that was taken.
     clock: Option<ServerClock>,
-    /// Whether we watch the node by which we hold the lock. A new holder starts its command first, and watches then.
-    watches_place: bool,
     /// The holders that we saw while we waited, and in which session.
     seen: SeenHolders,
     seen_in: Option<i64>,
-    /// What of a list of all locks is still to come.
-    listing: std::vec::IntoIter<LockName>,
+    /// The rest of a list of all locks.
+    listing: btree_set::IntoIter<LockName>,
 }
 
 pub const PARAMETERS: &[&str] = &["recipe"];
@@ -95,12 +91,11 @@ impl ZooKeeper {
             chroot,
             spelling,
             place: None,
-            granted: None,
+            runs: None,
             clock: None,
-            watches_place: true,
             seen: SeenHolders::default(),
             seen_in: None,
-            listing: Vec::new().into_iter(),
+            listing: BTreeSet::new().into_iter(),
         })
     }
 
@@ -112,6 +107,10 @@ impl ZooKeeper {
         format!("{}/{}", self.root, name.encoded())
     }
 
+    fn place_path(&self, name: &LockName, node: &str) -> String {
+        format!("{}/{node}", self.lock_path(name))
+    }
+
     pub fn meta_path(&self, name: &LockName) -> String {
         format!("{}/{}", self.meta, name.encoded())
     }
@@ -119,6 +118,15 @@ impl ZooKeeper {
     /// Where the signs of life of a lock's contenders are. No lock is named so.
     fn signs_path(&self, name: &LockName) -> String {
         format!("{}/~alive/{}", self.meta, name.encoded())
+    }
+
+    /// Where the notes of a lock's runs are. No lock is named so.
+    fn notes_path(&self, name: &LockName) -> String {
+        format!("{}/~noted/{}", self.meta, name.encoded())
+    }
+
+    fn note_path(&self, name: &LockName, node: &str) -> String {
+        format!("{}/{node}", self.notes_path(name))
     }
 
     /// The sign of the contender that has, or is about to get, the place of this name.
@@ -150,11 +158,11 @@ impl ZooKeeper {
         let parents = parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent));
         let requests: Vec<_> = parents.chain([Request::create(path, b"", self.acl(), kind)]).collect();
         let answers = self.ensemble.call(&requests).await?;
-        let refused = |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NodeExists);
+        let refused = |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NODE_EXISTS);
         match answers.last().and_then(refused) {
             None => Ok(()),
-            Some(Refusal::NoNode) if answers[0] == Err(Refusal::NoNode) => Err(self.no_chroot()),
-            // Why one further up was refused says more.
+            Some(Refusal::NO_NODE) if answers[0] == Err(Refusal::NO_NODE) => Err(self.no_chroot()),
+            // The refusal of a parent says more.
             Some(why) => {
                 let why = answers.iter().find_map(refused).unwrap_or(why);
                 Err(refusal(why, format_args!("cannot create {path}")))
@@ -197,7 +205,7 @@ impl ZooKeeper {
     }
 
     fn forget_place(&mut self) {
-        (self.place, self.granted, self.seen) = (None, None, SeenHolders::default());
+        (self.place, self.runs, self.seen) = (None, None, SeenHolders::default());
     }
 
     fn lease_grant(&self) -> Result<Grant> {
@@ -214,7 +222,7 @@ fn token(czxid: i64) -> Token {
 impl Backend for ZooKeeper {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
         let attempt = match self.contend(ask).await {
-            Err(error) if error.is::<SessionExpired>() => {
+            Err(error) if has_expired(&error) => {
                 self.place = None;
                 self.contend(ask).await
             }
@@ -225,32 +233,33 @@ impl Backend for ZooKeeper {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        // If this fails, the next renewal reports it.
-        if self.watch_place().await.unwrap_or(true) {
-            self.ensemble.changed().await;
-        }
+        self.ensemble.changed().await;
         Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        self.take_note_back(&ask.name).await;
+        // Of a run that never began.
+        if let Some(place) = self.place.as_ref().filter(|place| place.noted) {
+            let note = Request::delete(&self.note_path(&ask.name, &place.node), wire::ANY_VERSION);
+            let _ = self.ensemble.call_one(note).await;
+        }
         self.leave().await
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         match self.extend(lease).await {
-            Err(error) if error.is::<SessionExpired>() => Ok(Renewal::Lost(SessionExpired.to_string())),
+            Err(error) if has_expired(&error) => Ok(Renewal::Lost(error.to_string())),
             renewal => renewal,
         }
     }
 
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {
-        self.note(&lease.name).await
+        self.note(lease).await
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         match self.release_place(lease, ending).await {
-            Err(error) if error.is::<SessionExpired>() => self.was_released(lease).await,
+            Err(error) if has_expired(&error) => self.was_released(lease, ending).await,
             released => released,
         }
     }
@@ -272,9 +281,7 @@ impl Backend for ZooKeeper {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        let checkup = doctor::examine(self).await?;
-        self.end_visit().await;
-        Ok(checkup)
+        self.visiting(doctor::examine).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

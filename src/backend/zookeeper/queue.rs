@@ -1,13 +1,18 @@
-//! The queue of a lock, as the names of its children alone tell it: who contends, in which order and mode. Pure.
+//! The queue of a lock, as the names of its children alone tell it: who contends, in which order and mode; and what a
+//! contender's node stores. Pure.
 //!
 //! A name is `_c_<uuid>[-hold-N][-shared|-slots-N]-lock-<seq>` as Curator spells it, or
 //! `<uuid>[…]__lock__<seq>` as kazoo does. What only we know stands between uuid and `lock`, where both
 //! look past it, so that reading the queue is one request however long it is.
 
 use std::collections::HashSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{self, Instant};
 use crate::lock::queue::may_hold;
-use crate::lock::{Contends, Mode, OwnerId};
+use crate::lock::{Contends, Identity, Mode, OwnerId, Record, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
@@ -48,7 +53,7 @@ pub struct Entry {
     pub name: String,
     pub sequence: u64,
     pub mode: Mode,
-    /// Nobody's session: it keeps the lock until its time is over. How many it has been.
+    /// Set for a hold, which has no session and keeps the lock until its time is over. Counts the holds of this place.
     pub hold: Option<u32>,
 }
 
@@ -100,49 +105,47 @@ pub fn sign_of(name: &str) -> &str {
 
 /// All contenders, in the order in which they are served.
 #[derive(Clone, Debug, Default)]
-pub struct Queue(Vec<Entry>);
+pub struct Queue {
+    pub entries: Vec<Entry>,
+}
 
 impl Queue {
     pub fn new(children: &[String]) -> Queue {
-        let mut all: Vec<Entry> = children.iter().filter_map(|name| Entry::parse(name)).collect();
-        all.sort_by(|a, b| (a.sequence, &a.name).cmp(&(b.sequence, &b.name)));
-        Queue(all)
-    }
-
-    pub fn entries(&self) -> &[Entry] {
-        &self.0
+        let mut entries: Vec<Entry> = children.iter().filter_map(|name| Entry::parse(name)).collect();
+        entries.sort_by(|a, b| (a.sequence, &a.name).cmp(&(b.sequence, &b.name)));
+        Queue { entries }
     }
 
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.0.iter().position(|entry| entry.name == name)
+        self.entries.iter().position(|entry| entry.name == name)
     }
 
     /// The living place of an owner, by what its names begin with.
     pub fn place_of(&self, stem: &str) -> Option<usize> {
-        self.0.iter().position(|entry| entry.name.starts_with(stem) && entry.hold.is_none())
+        self.entries.iter().position(|entry| entry.name.starts_with(stem) && entry.hold.is_none())
     }
 
     /// The same of a place that is held without a session.
     pub fn hold_of(&self, stem: &str) -> Option<&Entry> {
-        self.0.iter().find(|entry| entry.name.starts_with(stem) && entry.hold.is_some())
+        self.entries.iter().find(|entry| entry.name.starts_with(stem) && entry.hold.is_some())
     }
 
     pub fn remove(&mut self, name: &str) {
-        self.0.retain(|entry| entry.name != name);
+        self.entries.retain(|entry| entry.name != name);
     }
 
     pub fn ahead(&self, position: usize) -> &[Entry] {
-        &self.0[..position]
+        &self.entries[..position]
     }
 
     pub fn holds(&self, position: usize) -> bool {
-        may_hold(self.0[position].mode, self.ahead(position))
+        may_hold(self.entries[position].mode, self.ahead(position))
     }
 
     /// The signs of contenders that were alive before the queue was read, have no place in it any more, and may be
     /// running a command that must not run beside one of this mode. Slots have nodes of their own to tell them apart.
     pub fn alive_without_place(&self, signs: &[String], mode: Mode) -> Vec<String> {
-        let placed: HashSet<&str> = self.0.iter().map(|entry| sign_of(&entry.name)).collect();
+        let placed: HashSet<&str> = self.entries.iter().map(|entry| sign_of(&entry.name)).collect();
         let theirs = |sign: &str| Entry::parse(&format!("{sign}0")).map(|entry| entry.mode);
         let beside = |sign: &str| mode != Mode::Exclusive && theirs(sign) == Some(mode);
         signs.iter().filter(|sign| !placed.contains(sign.as_str()) && !beside(sign)).cloned().collect()
@@ -160,6 +163,98 @@ fn fnv128(bytes: &[u8]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     bytes.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME))
+}
+
+/// What a contender's node stores beside its [`Identity`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Details {
+    ttl_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acquired_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<Slot>,
+    /// Why an operator wants the lock back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+}
+
+/// Keeps others out although the session has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// For how long after the node was created.
+    pub lasts_ms: u64,
+    /// Of the grant.
+    pub token: Token,
+    /// Somebody may be at work under it, as after `dlock acquire`.
+    pub in_use: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slot {
+    pub number: u32,
+    /// The czxid of the slot's own node, which grows with every holder of the slot.
+    pub token: Token,
+}
+
+const LONGEST_REASON: usize = 500;
+
+impl Details {
+    /// How long a hold lasts; `None` for what is none.
+    pub fn lasts(&self) -> Option<Duration> {
+        self.hold.map(|hold| Duration::from_millis(hold.lasts_ms))
+    }
+
+    /// Of the session or, once that has ended, of the hold.
+    pub fn ttl(&self) -> Duration {
+        self.lasts().unwrap_or(Duration::from_millis(self.ttl_ms))
+    }
+
+    pub fn acquired_at(&self) -> Option<SystemTime> {
+        Some(server_date(i64::try_from(self.acquired_ms?).ok()?))
+    }
+
+    /// It holds the lock, from now on unless it did before.
+    pub fn acquire_now(&mut self) {
+        let since = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.acquired_ms.get_or_insert(since.as_millis() as u64);
+    }
+}
+
+impl Record<Details> {
+    pub fn of_waiter(who: &Identity, ttl: Duration) -> Record<Details> {
+        let details =
+            Details { ttl_ms: ttl.as_millis() as u64, acquired_ms: None, slot: None, revoked: None, hold: None };
+        Record { who: who.clone(), details }
+    }
+
+    pub fn read(data: &[u8]) -> Option<Record<Details>> {
+        let mut record = Record::<Details>::from_json(data)?;
+        let reason = record.details.revoked;
+        record.details.revoked = reason.map(|reason| reason.chars().take(LONGEST_REASON).collect());
+        Some(record)
+    }
+}
+
+/// A server's date, for people and for comparing with other dates of servers.
+pub fn server_date(millis: i64) -> SystemTime {
+    let since = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
+    UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
+}
+
+/// The server's clock, without asking it: a date of its own and when we got it.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerClock {
+    pub date: i64,
+    pub read: Instant,
+}
+
+impl ServerClock {
+    /// Not later than it is on the server.
+    pub fn now(self) -> SystemTime {
+        server_date(self.date) + self.read.elapsed()
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +307,7 @@ mod tests {
             "leases",
         ];
         let queue = queue(&names);
-        let seen: Vec<_> = queue.entries().iter().map(|one| (one.sequence, one.mode)).collect();
+        let seen: Vec<_> = queue.entries.iter().map(|one| (one.sequence, one.mode)).collect();
         use Mode::{Exclusive, Shared};
         assert_eq!(seen, [(1, Exclusive), (2, Exclusive), (3, Exclusive), (4, Shared)]);
     }
@@ -222,7 +317,7 @@ mod tests {
         let names: Vec<String> = (0..20).rev().map(|n| named(Spelling::Curator, Mode::Exclusive, n)).collect();
         let queue = Queue::new(&names);
         assert!(queue.holds(0) && (1..20).all(|position| !queue.holds(position)));
-        assert_eq!(queue.entries()[5].sequence, 5);
+        assert_eq!(queue.entries[5].sequence, 5);
     }
 
     #[test]

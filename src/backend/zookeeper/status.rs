@@ -1,4 +1,8 @@
-//! What operators do: look at a lock, list all, take one away. Looking changes nothing.
+//! What operators do: look at a lock, list all, take one away, forget its runs. Looking changes nothing.
+//!
+//! A holder's node vanishes with its session. So a run that lasts is noted on a node that stays until its release deletes
+//! it, and that is named as its place is. A note without a place is of a run that vanished. Notes have to be listed before
+//! the places: a place is always older.
 //!
 //! To free a lock at once makes the run that is cut short the last run, in the same transaction, and puts the reason
 //! where its holder looks for it when its place is gone. That is one node beside the last run, for all whose locks were
@@ -10,18 +14,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::queue::{Entry, Queue};
-use super::record::{Details, server_date};
-use super::release::Part;
-use super::runs::{Meta, without_place};
+use super::queue::{Details, Entry, Queue, server_date};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use super::{ZooKeeper, token};
-use crate::backend::{DEFAULT_HISTORY, Page, Revoke, Revoked};
+use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Revoke, Revoked};
 use crate::clock;
-use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, messages};
+use crate::lock::queue::holders;
+use crate::lock::{
+    Contender, Contends, History, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, Runs, Token, messages,
+};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
+/// How many nodes are deleted in one round trip.
+const TOGETHER: usize = 500;
 /// How many entries are kept for holders that ask late. Even with the longest reasons, this is far below what a node may
 /// hold.
 const MOST_TAKEN: usize = 200;
@@ -33,7 +39,7 @@ struct Taken {
     reason: String,
 }
 
-/// Whatever cannot be read says nothing.
+/// What cannot be read counts as empty.
 fn read_taken(answer: &Answer) -> Vec<Taken> {
     let data = answer.as_ref().ok().and_then(|answer| wire::read_data(answer).ok());
     data.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default()
@@ -58,7 +64,7 @@ impl Found {
     pub fn node(&self) -> Result<Option<&Node>> {
         match &self.node {
             Ok(node) => Ok(Some(node)),
-            Err(Refusal::NoNode) => Ok(None),
+            Err(Refusal::NO_NODE) => Ok(None),
             Err(why) => Err(refusal(*why, format_args!("cannot read {}", self.entry.name))),
         }
     }
@@ -67,83 +73,116 @@ impl Found {
     fn is_present(&self) -> bool {
         match &self.node {
             Ok((stat, Some(record))) => left(*stat, &record.details).is_none_or(|left| !left.is_zero()),
-            node => !matches!(node, Err(Refusal::NoNode)),
+            node => !matches!(node, Err(Refusal::NO_NODE)),
         }
     }
 
     /// Nothing but its name is known where its node may not be read.
-    pub fn contender(&self, released: Option<Stat>) -> Contender {
+    pub fn contender(&self) -> Contender {
         match self.node.clone() {
-            Ok((stat, record)) => contender(self.entry.mode, stat, record, released),
+            Ok((stat, record)) => contender(self.entry.mode, stat, record),
             Err(_) => Contender::unknown(self.entry.mode),
         }
     }
 }
 
-impl crate::lock::Contends for Found {
+impl Contends for Found {
     fn mode(&self) -> Mode {
         self.entry.mode
     }
 }
 
-/// A lock as it was found.
-struct View {
-    queue: Vec<Found>,
-    meta: Option<Meta>,
-    /// The oldest first.
-    vanished: Vec<LastRun>,
+/// A lock, read in one round trip. The nodes of its contenders and the notes have to be read apart.
+pub(super) struct View {
+    pub queue: Queue,
+    /// Of those that are alive, as they were just before the queue was read: a newcomer is not taken for one that lost its
+    /// place. Only contenders ask for it.
+    pub signs: Vec<String>,
+    /// The `once` key that a contender asked for is on record.
+    pub ran_once: bool,
+    pub history: History,
+    /// The token of the last run, even if the run is forgotten.
+    pub last_token: Option<Token>,
+    /// Of the node that has the history. One that has yet to be made will have version 0.
+    pub version: i32,
+    /// The notes of runs that vanished.
+    pub vanished: Vec<String>,
 }
 
 impl View {
-    fn into_state(self, name: &LockName) -> LockState {
-        let released = self.meta.as_ref().map(|meta| meta.stat);
-        let contenders = self.queue.iter().map(|found| found.contender(released)).collect();
-        let mut history = self.meta.map(|meta| meta.history).unwrap_or_default();
-        self.vanished.into_iter().for_each(|run| history.add(run, usize::MAX));
-        LockState::of_queue(name.clone(), "zookeeper", contenders, history)
+    /// Reads the answers to [`ZooKeeper::view_requests`]. What may not be read beside the queue is as good as empty.
+    pub fn read(answers: &[Answer], what: &str) -> Result<View> {
+        let [notes, queue, meta] = answers else { bail!("an answer to each request") };
+        let queue =
+            Queue::new(&found(queue, wire::read_children, format_args!("cannot list {what}"))?.unwrap_or_default());
+        let mut vanished = notes.as_ref().map_or_else(|_| Ok(Vec::new()), |notes| wire::read_children(notes))?;
+        vanished.retain(|note| queue.position(note).is_none());
+        let meta = meta.as_ref().ok().map(|meta| wire::read_data(meta)).transpose()?;
+        let (json, version) = meta.map(|(data, stat)| (data, stat.version)).unwrap_or_default();
+        let last: Option<Last> = serde_json::from_slice(&json).ok();
+        let history = History::from_json(&String::from_utf8_lossy(&json));
+        let last_token = last.map(|last| last.fencing_token);
+        Ok(View { queue, signs: Vec::new(), ran_once: false, history, last_token, version, vanished })
     }
+}
+
+/// What stays of a history that was forgotten, so that lower tokens are refused.
+#[derive(Serialize, Deserialize)]
+struct Last {
+    fencing_token: Token,
 }
 
 impl ZooKeeper {
     pub async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
-        Ok(self.look(name).await?.into_state(name))
-    }
-
-    async fn look(&mut self, name: &LockName) -> Result<View> {
         let chroot = if self.chroot.is_empty() { "/" } else { &self.chroot };
         if self.ensemble.call_one(Request::exists(chroot)).await?.is_err() {
             return Err(self.no_chroot());
         }
-        self.look_at(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
+        self.states_of(std::slice::from_ref(name)).await?.pop().context("one state of each lock")
     }
 
-    /// Looks at several locks in two round trips.
-    async fn look_at(&mut self, names: &[LockName]) -> Result<Vec<View>> {
-        let requests = names.iter().flat_map(|name| {
-            let children = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
-            children.into_iter().chain([Request::get_data(&self.meta_path(name))])
-        });
-        let answers = self.ensemble.call(&requests.collect::<Vec<_>>()).await?;
-        let mut queues = Vec::with_capacity(names.len());
-        for (name, answers) in names.iter().zip(answers.chunks_exact(3)) {
-            let children = found(&answers[1], wire::read_children, format_args!("cannot list {name}"))?;
-            let notes = answers[0].as_ref().map_or_else(|_| Ok(Vec::new()), |notes| wire::read_children(notes))?;
-            let queue = Queue::new(&children.unwrap_or_default());
-            let vanished = without_place(&notes, &queue);
-            queues.push((name, queue, vanished, answers[2].as_ref().ok()));
-        }
-        let entries = queues.iter().flat_map(|(name, queue, ..)| queue.entries().iter().map(|entry| (*name, entry)));
+    /// Looks at several locks in two round trips, and in one more for each that has runs that vanished.
+    async fn states_of(&mut self, names: &[LockName]) -> Result<Vec<LockState>> {
+        let views = self.views_of(names).await?;
+        let entries =
+            names.iter().zip(&views).flat_map(|(name, view)| view.queue.entries.iter().map(move |e| (name, e)));
         let mut nodes = self.read_nodes(entries).await?.into_iter();
-        let mut views = Vec::with_capacity(names.len());
-        for (name, queue, vanished, meta) in queues {
-            let queue = nodes.by_ref().take(queue.entries().len()).filter(Found::is_present).collect();
-            let meta = meta.map(|meta| Meta::read(meta)).transpose()?;
-            let is_new = |run: &LastRun| meta.as_ref().is_none_or(|meta| !meta.history.has(run));
-            let vanished = self.read_notes(name, &vanished).await?.into_iter().map(|(_, run)| run);
-            let vanished = vanished.filter(is_new).collect();
-            views.push(View { queue, meta, vanished });
+        let mut states = Vec::with_capacity(names.len());
+        for (name, view) in names.iter().zip(views) {
+            let nodes = nodes.by_ref().take(view.queue.entries.len()).filter(Found::is_present);
+            let contenders = nodes.map(|found| found.contender()).collect();
+            let history = self.runs_in(name, view).await?.into_history();
+            states.push(LockState::of_queue(name.clone(), "zookeeper", contenders, history));
         }
-        Ok(views)
+        Ok(states)
+    }
+
+    pub(super) fn view_requests(&self, name: &LockName) -> [Request; 3] {
+        let [notes, queue] = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
+        [notes, queue, Request::get_data(&self.meta_path(name))]
+    }
+
+    async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
+        let requests: Vec<_> = names.iter().flat_map(|name| self.view_requests(name)).collect();
+        let answers = self.ensemble.call(&requests).await?;
+        names.iter().zip(answers.chunks_exact(3)).map(|(name, answers)| View::read(answers, name.as_str())).collect()
+    }
+
+    pub(super) async fn view_of(&mut self, name: &LockName) -> Result<View> {
+        self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
+    }
+
+    /// Reads the notes of the runs that vanished. One that was released meanwhile has none any more.
+    pub(super) async fn runs_in(&mut self, name: &LockName, view: View) -> Result<Runs<i32>> {
+        let paths: Vec<String> = view.vanished.iter().map(|note| self.note_path(name, note)).collect();
+        let requests: Vec<Request> = paths.iter().map(|path| Request::get_data(path)).collect();
+        let mut vanished = Vec::new();
+        for (path, answer) in paths.into_iter().zip(self.ensemble.call(&requests).await?) {
+            let data = found(&answer, wire::read_data, format_args!("cannot read {path}"))?;
+            let run = data.and_then(|(data, _)| LastRun::from_json(&String::from_utf8_lossy(&data)));
+            vanished.extend(run.map(|run| (path, run)));
+        }
+        Ok(Runs::new(view.history, view.version, vanished))
     }
 
     /// Reads contenders' nodes in one round trip.
@@ -151,76 +190,130 @@ impl ZooKeeper {
         &mut self,
         of: impl Iterator<Item = (&'a LockName, &'a Entry)>,
     ) -> Result<Vec<Found>> {
-        let (entries, requests): (Vec<Entry>, Vec<Request>) = of
-            .map(|(name, entry)| {
-                (entry.clone(), Request::get_data(&format!("{}/{}", self.lock_path(name), entry.name)))
-            })
-            .unzip();
-        let answers = self.ensemble.call(&requests).await?;
-        let read = |(entry, answer): (Entry, Answer)| {
-            let node = answer.map(|answer| wire::read_data(&answer).map(|(data, stat)| (stat, Record::read(&data))));
-            Ok(Found { entry, node: node.map_or_else(|why| Ok(Err(why)), |node| node.map(Ok))? })
-        };
-        entries.into_iter().zip(answers).map(read).collect()
+        let (entries, requests): (Vec<_>, Vec<_>) =
+            of.map(|(name, entry)| (entry.clone(), Request::get_data(&self.place_path(name, &entry.name)))).unzip();
+        let mut all = Vec::with_capacity(entries.len());
+        for (entry, answer) in entries.into_iter().zip(self.ensemble.call(&requests).await?) {
+            let node = match answer {
+                Ok(answer) => wire::read_data(&answer).map(|(data, stat)| Ok((stat, Record::read(&data))))?,
+                Err(why) => Err(why),
+            };
+            all.push(Found { entry, node });
+        }
+        Ok(all)
     }
 
     /// The names are all read at the beginning, since ZooKeeper has no other way; what is behind them is not.
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
-            let mut names = Vec::new();
+            let mut names = std::collections::BTreeSet::new();
             for dir in [self.root.clone(), self.meta.clone()] {
                 names.extend(self.ensemble.children(&dir).await?.iter().filter_map(|child| LockName::decode(child)));
             }
-            names.sort_unstable();
-            names.dedup();
             self.listing = names.into_iter();
         }
         let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
-        let views = self.look_at(&names).await?;
-        let locks = names.iter().zip(views).map(|(name, view)| view.into_state(name)).collect();
+        let locks = self.states_of(&names).await?;
         Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
+    }
+
+    /// The contenders that are there.
+    async fn contenders(&mut self, name: &LockName) -> Result<Vec<Found>> {
+        let view = self.view_of(name).await?;
+        let mut queue = self.read_nodes(view.queue.entries.iter().map(|entry| (name, entry))).await?;
+        queue.retain(Found::is_present);
+        Ok(queue)
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
         let mut may_record = true;
-        // Once more if the holder changed its own node just now, or if we may not write anything down.
-        for _ in 0..3 {
-            let view = self.look(name).await?;
-            let is_meant = |found: &&Found| {
-                let found = found.contender(None).into_holder();
-                found.fencing_token == from.fencing_token && found.owner == from.owner
+        // Once more if the holder changed its own node just now, if somebody else has written what we write, or if we may
+        // not write to the history.
+        for _ in 0..10 {
+            let queue = self.contenders(name).await?;
+            let is_meant = |found: &&Found| found.contender().into_holder().is_still(from);
+            let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
+            let Some(Found { entry, node: Ok((stat, record)) }) = holder else { return Ok(Revoked::NotHeld) };
+            let (node, record) = (entry.name.as_str(), record.as_ref());
+            let (parts, done) = match (how, record) {
+                (Revoke::Now { reason }, _) => (self.freeing(name, node, record, from, reason).await?, Revoked::Freed),
+                (Revoke::Safely { .. }, None) => {
+                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                }
+                // After a run, there is no process left to ask, and none that could overlap.
+                (Revoke::Safely { .. }, Some(Record { details: Details { hold: Some(hold), .. }, .. }))
+                    if !hold.in_use =>
+                {
+                    (self.removal(name, node, record), Revoked::Freed)
+                }
+                (Revoke::Safely { reason }, Some(record)) => {
+                    let mut marked = record.clone();
+                    marked.details.revoked = Some(reason.clone());
+                    let (path, json) = (self.place_path(name, node), marked.to_json());
+                    let mut parts = vec![Request::set_data(&path, json.as_bytes(), stat.version)];
+                    // After `dlock acquire` there is no dlock that could say later how it ended.
+                    if may_record && record.details.hold.is_some() {
+                        parts.extend(self.record_cut_short(name, from, reason).await?);
+                    }
+                    (parts, Revoked::Marked)
+                }
             };
-            let mut holders = crate::lock::queue::holders(&view.queue).map(|at| &view.queue[at]);
-            let Some(Found { entry, node: Ok((stat, record)) }) = holders.find(is_meant) else {
-                return Ok(Revoked::NotHeld);
-            };
-            let reason = match how {
-                Revoke::Now { reason } => return self.free(name, &entry.name, record.as_ref(), from, reason).await,
-                Revoke::Safely { reason } => reason,
-            };
-            let Some(record) = record else { return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned())) };
-            // After a run, there is no process left to ask, and none that could overlap.
-            if record.details.hold.is_some_and(|hold| !hold.in_use) {
-                return self.free_unrecorded(name, &entry.name, Some(record)).await;
-            }
-            let path = format!("{}/{}", self.lock_path(name), entry.name);
-            let mut marked = record.clone();
-            marked.details.revoked = Some(reason.clone());
-            let mut parts = vec![Part::new(Request::set_data(&path, marked.to_json().as_bytes(), stat.version))];
-            // After `dlock acquire`, too, there is no dlock that could say later how it ended.
-            if may_record && record.details.hold.is_some() {
-                parts.extend(self.record_cut_short(name, from, reason).await?);
-            }
-            match self.commit(parts, &self.meta_path(name), &format!("cannot mark {path}")).await {
-                Ok(None) => return Ok(Revoked::Marked),
-                Ok(Some(Refusal::NoNode)) => return Ok(Revoked::NotHeld),
+            match self.commit(parts, name, &format!("cannot take {name} away")).await {
+                Ok(None) => return Ok(done),
+                Ok(Some(Refusal::NO_NODE)) => return Ok(Revoked::NotHeld),
                 Ok(Some(_)) => {}
-                Err(error) if error.downcast_ref() == Some(&Refusal::BadVersion) => {}
-                Err(error) if may_record && error.downcast_ref() == Some(&Refusal::NoAuth) => may_record = false,
-                Err(error) => return Err(error),
+                Err(error) => match error.downcast_ref::<Refusal>() {
+                    Some(&Refusal::BAD_VERSION | &Refusal::NODE_EXISTS) => {}
+                    // An operator may be allowed to delete nodes, but not to write the history.
+                    Some(&Refusal::NO_AUTH) if done == Revoked::Freed => {
+                        let removed = self.remove(name, node, record).await?;
+                        return Ok(if removed { Revoked::Freed } else { Revoked::NotHeld });
+                    }
+                    Some(&Refusal::NO_AUTH) if may_record => may_record = false,
+                    _ => return Err(error),
+                },
             }
         }
         bail!("{name} changes all the time")
+    }
+
+    /// What frees a holder's place, which is `node`, and tells it why.
+    async fn freeing(
+        &mut self,
+        name: &LockName,
+        node: &str,
+        record: Option<&Record<Details>>,
+        seen: &Holder,
+        reason: &str,
+    ) -> Result<Vec<Request>> {
+        let mut parts = self.removal(name, node, record);
+        // After a run, a hold is freed without a record: how the run ended is on record already.
+        if record.is_none_or(|record| record.details.hold.is_none_or(|hold| hold.in_use)) {
+            parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
+            parts.extend(self.record_cut_short(name, seen, reason).await?);
+        }
+        if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
+            let path = self.taken_path(name);
+            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
+            let mut all = read_taken(&taken);
+            all.push(Taken { owner, reason: reason.to_owned() });
+            let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
+            parts.push(match &taken {
+                Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
+                Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
+            });
+        }
+        Ok(parts)
+    }
+
+    /// Makes a run that an operator cuts short the last one, unless it is on record already.
+    async fn record_cut_short(&mut self, name: &LockName, seen: &Holder, reason: &str) -> Result<Vec<Request>> {
+        let view = self.view_of(name).await?;
+        let (runs, run) = (self.runs_in(name, view).await?, LastRun::cut_short(seen, reason));
+        match runs.history.has(&run) {
+            true => Ok(Vec::new()),
+            false => Ok(self.record_run(name, &runs, &run, DEFAULT_HISTORY)),
+        }
     }
 
     /// Why an owner's lock was freed at once, if it was.
@@ -229,66 +322,39 @@ impl ZooKeeper {
         Ok(reason_for(owner, &answer))
     }
 
-    /// Frees a holder's place, which is `node`, with all that goes with it.
-    pub(super) async fn free(
-        &mut self,
-        name: &LockName,
-        node: &str,
-        record: Option<&Record<Details>>,
-        seen: &Holder,
-        reason: &str,
-    ) -> Result<Revoked> {
-        let (meta, path) = (self.meta_path(name), self.taken_path(name));
-        // Once more if another operator was faster, or another holder has written the history.
-        for _ in 0..10 {
-            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
-            let mut parts = self.removal(name, node, record);
-            // What is only held on to after a run takes nothing away from how that ended.
-            if record.is_none_or(|record| record.details.hold.as_ref().is_none_or(|hold| hold.in_use)) {
-                let note = Request::delete(&self.note_path(name, node), ANY_VERSION);
-                parts.push(Part::unless(note, Refusal::NoNode));
-                parts.extend(self.record_cut_short(name, seen, reason).await?);
-            }
-            if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
-                let mut all = read_taken(&taken);
-                all.push(Taken { owner, reason: reason.to_owned() });
-                let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
-                parts.push(Part::new(match &taken {
-                    Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
-                    Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
-                }));
-            }
-            match self.commit(parts, &meta, &format!("cannot free {name}")).await {
-                Ok(None) => return Ok(Revoked::Freed),
-                Ok(Some(_)) => return Ok(Revoked::NotHeld),
-                Err(error) => match error.downcast_ref::<Refusal>() {
-                    Some(Refusal::BadVersion | Refusal::NodeExists) => {}
-                    Some(Refusal::NoAuth) => return self.free_unrecorded(name, node, record).await,
-                    _ => return Err(error),
-                },
+    /// Tokens come from the servers' transaction numbers. The last one stays on record, so that lower ones are refused.
+    pub(super) async fn forget_runs(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let path = self.meta_path(name);
+        let mut forgotten = false;
+        let doomed = match what {
+            Forget::Once(key) => vec![self.once_path(name, key)],
+            Forget::Everything => loop {
+                let view = self.view_of(name).await?;
+                if !self.contenders(name).await?.is_empty() {
+                    return Ok(Forgotten::InUse);
+                }
+                if !view.history.runs.is_empty() {
+                    let last = view.last_token.map(|fencing_token| Last { fencing_token });
+                    let last = last.map(|last| serde_json::to_vec(&last)).transpose()?.unwrap_or_default();
+                    match self.ensemble.call_one(Request::set_data(&path, &last, view.version)).await? {
+                        Ok(_) => forgotten = true,
+                        // Somebody has used it meanwhile.
+                        Err(Refusal::BAD_VERSION | Refusal::NO_NODE) => continue,
+                        Err(why) => return Err(refusal(why, format_args!("cannot write {path}"))),
+                    }
+                }
+                let once = self.ensemble.children(&path).await?.into_iter().filter(|child| child.starts_with("once-"));
+                let notes = view.vanished.iter().map(|note| self.note_path(name, note));
+                break once.map(|child| format!("{path}/{child}")).chain(notes).collect();
+            },
+        };
+        for paths in doomed.chunks(TOGETHER) {
+            let deletes: Vec<_> = paths.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
+            for (path, answer) in paths.iter().zip(self.ensemble.call(&deletes).await?) {
+                forgotten |= found(&answer, |_| Ok(()), format_args!("cannot delete {path}"))?.is_some();
             }
         }
-        bail!("{name} changes all the time")
-    }
-
-    /// Makes a run that an operator cuts short the last one, unless it is on record already.
-    async fn record_cut_short(&mut self, name: &LockName, seen: &Holder, reason: &str) -> Result<Vec<Part>> {
-        let (runs, run) = (self.read_runs(name).await?, LastRun::cut_short(seen, reason));
-        if runs.history.has(&run) {
-            return Ok(Vec::new());
-        }
-        self.record_run(name, &runs, &run, DEFAULT_HISTORY).await
-    }
-
-    /// Who may take a lock away need not be allowed to write anything down.
-    async fn free_unrecorded(
-        &mut self,
-        name: &LockName,
-        node: &str,
-        record: Option<&Record<Details>>,
-    ) -> Result<Revoked> {
-        let removed = self.remove(name, node, record).await?;
-        Ok(if removed { Revoked::Freed } else { Revoked::NotHeld })
+        Ok(if forgotten { Forgotten::Done } else { Forgotten::Nothing })
     }
 }
 
@@ -298,23 +364,19 @@ fn left(stat: Stat, details: &Details) -> Option<Duration> {
     details.lasts().map(|lasts| lasts.saturating_sub(lasted))
 }
 
-/// What is known of a contender: of another program's, only its node. One that is alone and has not noted down when it
-/// was its turn had it when the one before it `released` the lock, or when it came.
-pub(super) fn contender(mode: Mode, stat: Stat, record: Option<Record<Details>>, released: Option<Stat>) -> Contender {
+/// What is known of a contender: of another program's, only its node.
+pub(super) fn contender(mode: Mode, stat: Stat, record: Option<Record<Details>>) -> Contender {
     let shown = Contender {
         token: Some(token(stat.czxid)),
         waiting_since: Some(server_date(stat.ctime)),
         ..Contender::unknown(mode)
     };
     let Some(Record { who, details }) = record else { return shown };
-    let noted = details.acquired_ms.and_then(|ms| i64::try_from(ms).ok());
-    let released = released.filter(|_| mode == Mode::Exclusive).map_or(stat.ctime, |released| released.mtime);
-    let acquired = noted.unwrap_or(released.max(stat.ctime));
     Contender {
         who: Some(who),
         token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
         slot: details.slot.map(|slot| slot.number),
-        acquired_at: Some(server_date(acquired)),
+        acquired_at: details.acquired_at().or(shown.waiting_since),
         ttl: Some(details.ttl()),
         expires_in: left(stat, &details),
         revoked: details.revoked.is_some(),

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use futures_util::{SinkExt, StreamExt, stream};
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::bytes::{Buf, Bytes, BytesMut};
+use tokio_util::codec::{Framed, LengthDelimitedCodec, LengthDelimitedCodecError};
 
 use crate::backend::address::Host;
 use crate::backend::{net, tls};
@@ -34,9 +36,12 @@ pub enum Kind {
 }
 
 /// A request but for its number.
+#[derive(Clone)]
 pub struct Request {
     op: i32,
     body: Vec<u8>,
+    /// As part of a transaction: if it is refused for this reason, what to send instead, or nothing.
+    pub otherwise: Option<(Refusal, Option<Box<Request>>)>,
 }
 
 const AUTH: i32 = 100;
@@ -107,6 +112,16 @@ impl Request {
         all.i32(NO_MORE).bool(true).i32(-1)
     }
 
+    /// As part of a transaction: left out if it is refused for this reason.
+    pub fn unless(self, refused: Refusal) -> Request {
+        Request { otherwise: Some((refused, None)), ..self }
+    }
+
+    /// As part of a transaction: replaced if it is refused for this reason.
+    pub fn or(self, refused: Refusal, instead: Request) -> Request {
+        Request { otherwise: Some((refused, Some(Box::new(instead)))), ..self }
+    }
+
     pub fn digest_auth(username: &str, password: &str) -> Request {
         Request::new(AUTH).i32(0).buffer("digest").buffer(format!("{username}:{password}"))
     }
@@ -115,15 +130,13 @@ impl Request {
         Request::new(-11)
     }
 
-    pub fn write_to(&self, out: &mut Vec<u8>, xid: i32) {
+    fn frame(&self, xid: i32) -> Bytes {
         let xid = if self.op == AUTH { AUTH_XID } else { xid };
-        let head = Request::new(self.op).i32(self.body.len() as i32 + 8).i32(xid).i32(self.op);
-        out.extend_from_slice(&head.body);
-        out.extend_from_slice(&self.body);
+        [&xid.to_be_bytes(), &self.op.to_be_bytes(), &self.body[..]].concat().into()
     }
 
     fn new(op: i32) -> Request {
-        Request { op, body: Vec::new() }
+        Request { op, body: Vec::new(), otherwise: None }
     }
 
     fn i32(mut self, value: i32) -> Request {
@@ -150,69 +163,51 @@ impl Request {
 
 pub const ANY_VERSION: i32 = -1;
 
-/// Opens a session, or takes one over to this connection. A server without a quorum is of no use to us, not even for
-/// reading, which the last byte would allow.
-pub fn connect_request(session: i64, password: &[u8], ttl: Duration, seen: i64) -> Vec<u8> {
-    let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
-    let body = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false).body;
-    Request::new(0).buffer(body).body
-}
-
-/// What a server answers instead of a result. Only those with a name mean something to a lock.
+/// What a server answers instead of a result. Those with a name mean something to a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    NoNode,
-    NoAuth,
-    BadVersion,
-    NodeExists,
-    SessionExpired,
-    AuthFailed,
-    SessionMoved,
-    Unimplemented,
-    Other(i32),
-}
+pub struct Refusal(i32);
 
 impl Refusal {
-    fn from_code(code: i32) -> Option<Refusal> {
-        Some(match code {
-            0 => return None,
-            -6 => Refusal::Unimplemented,
-            -101 => Refusal::NoNode,
-            -102 => Refusal::NoAuth,
-            -103 => Refusal::BadVersion,
-            -110 => Refusal::NodeExists,
-            -112 => Refusal::SessionExpired,
-            // -124: the server demands a kind of authentication that we did not offer.
-            -115 | -124 => Refusal::AuthFailed,
-            -118 => Refusal::SessionMoved,
-            other => Refusal::Other(other),
-        })
-    }
+    pub const UNIMPLEMENTED: Refusal = Refusal(-6);
+    pub const NO_NODE: Refusal = Refusal(-101);
+    pub const NO_AUTH: Refusal = Refusal(-102);
+    pub const BAD_VERSION: Refusal = Refusal(-103);
+    pub const NODE_EXISTS: Refusal = Refusal(-110);
+    pub const SESSION_EXPIRED: Refusal = Refusal(-112);
+    const AUTH_FAILED: Refusal = Refusal(-115);
+    pub const SESSION_MOVED: Refusal = Refusal(-118);
+    /// The server demands a kind of authentication that we did not offer.
+    const AUTH_REQUIRED: Refusal = Refusal(-124);
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Refusal::NoNode => "the node does not exist",
-            Refusal::NoAuth => "the node's ACL denies us access",
-            Refusal::BadVersion => "the node was changed meanwhile",
-            Refusal::NodeExists => "the node exists already",
-            Refusal::SessionExpired => "the session has expired",
-            Refusal::AuthFailed => "authentication failed",
-            Refusal::SessionMoved => "the session has moved to another server",
-            Refusal::Unimplemented => "the server does not implement this",
-            Refusal::Other(code) => return write!(f, "ZooKeeper error {code}"),
+        f.write_str(match *self {
+            Refusal::UNIMPLEMENTED => "the server does not implement this",
+            Refusal::NO_NODE => "the node does not exist",
+            Refusal::NO_AUTH => "the node's ACL denies us access",
+            Refusal::BAD_VERSION => "the node was changed meanwhile",
+            Refusal::NODE_EXISTS => "the node exists already",
+            Refusal::SESSION_EXPIRED => "the server has expired our session",
+            Refusal::AUTH_FAILED | Refusal::AUTH_REQUIRED => "authentication failed",
+            Refusal::SESSION_MOVED => "the session has moved to another server",
+            Refusal(code) => return write!(f, "ZooKeeper error {code}"),
         })
     }
 }
 
 impl std::error::Error for Refusal {}
 
+/// Whether the ensemble has ended our session, or is as good as certain to have; what was ephemeral of it is gone.
+pub fn has_expired(error: &anyhow::Error) -> bool {
+    error.downcast_ref() == Some(&Refusal::SESSION_EXPIRED)
+}
+
 /// A refusal that is no part of the recipe, as an error.
 pub fn refusal(why: Refusal, what: impl fmt::Display) -> anyhow::Error {
     let error = anyhow::Error::new(why).context(what.to_string());
     match why {
-        Refusal::NoAuth | Refusal::AuthFailed => error.context(Fault::Refused),
+        Refusal::NO_AUTH | Refusal::AUTH_FAILED | Refusal::AUTH_REQUIRED => error.context(Fault::Refused),
         _ => error,
     }
 }
@@ -232,43 +227,34 @@ pub struct Connected {
 
 impl Connected {
     pub fn read(frame: &[u8]) -> Result<Connected> {
-        let mut read = Reader(frame);
-        let _protocol = read.i32()?;
-        let ttl = Duration::from_millis(u64::try_from(read.i32()?).unwrap_or(0));
-        Ok(Connected { session: read.i64()?, password: read.buffer()?.to_vec(), ttl })
+        let mut read = frame;
+        let _protocol = read.try_get_i32()?;
+        let ttl = Duration::from_millis(u64::try_from(read.try_get_i32()?).unwrap_or(0));
+        Ok(Connected { session: read.try_get_i64()?, password: buffer(&mut read)?.to_vec(), ttl })
     }
 }
 
-/// One frame from the server, after the session is set up.
-pub enum Frame {
-    Notification,
-    Reply { zxid: i64, answer: Answer },
-}
-
-impl Frame {
-    pub fn read(frame: &[u8]) -> Result<Frame> {
-        let mut read = Reader(frame);
-        let (xid, zxid, code) = (read.i32()?, read.i64()?, read.i32()?);
-        Ok(match (xid, Refusal::from_code(code)) {
-            (NOTIFICATION_XID, _) => Frame::Notification,
-            (_, Some(refusal)) => Frame::Reply { zxid, answer: Err(refusal) },
-            (_, None) => Frame::Reply { zxid, answer: Ok(read.0.to_vec()) },
-        })
-    }
+/// Reads a frame from the server, after the session is set up: an answer, with the latest transaction that the server has
+/// seen, or `None` for a watch that has fired.
+pub fn read_frame(frame: &[u8]) -> Result<Option<(i64, Answer)>> {
+    let mut read = frame;
+    let (xid, zxid, code) = (read.try_get_i32()?, read.try_get_i64()?, read.try_get_i32()?);
+    let answer = if code == 0 { Ok(read.to_vec()) } else { Err(Refusal(code)) };
+    Ok((xid != NOTIFICATION_XID).then_some((zxid, answer)))
 }
 
 /// Which part of a transaction was refused, and how; `None` if all was done.
 pub fn multi_refusal(answer: &[u8]) -> Result<Option<(usize, Refusal)>> {
-    let mut read = Reader(answer);
+    let mut read = answer;
     for part in 0.. {
-        let (op, done, code) = (read.i32()?, read.bool()?, read.i32()?);
+        let (op, done, code) = (read.try_get_i32()?, read.try_get_u8()? != 0, read.try_get_i32()?);
         // The parts of a refused multi are all errors, so whatever else comes first means success.
         if done || op != ERROR {
             break;
         }
-        let _code_again = read.i32()?;
-        if let Some(refusal) = Refusal::from_code(code).filter(|_| code != ROLLED_BACK) {
-            return Ok(Some((part, refusal)));
+        let _code_again = read.try_get_i32()?;
+        if code != 0 && code != ROLLED_BACK {
+            return Ok(Some((part, Refusal(code))));
         }
     }
     Ok(None)
@@ -280,95 +266,69 @@ pub struct Stat {
     pub czxid: i64,
     /// When it was created by the server's clock, in milliseconds since the epoch.
     pub ctime: i64,
-    /// The same of the last change of its data.
-    pub mtime: i64,
     pub version: i32,
     pub ephemeral_owner: i64,
 }
 
 pub fn read_stat(answer: &[u8]) -> Result<Stat> {
-    Reader(answer).stat()
+    let mut read = answer;
+    let czxid = read.try_get_i64()?;
+    let _mzxid = read.try_get_i64()?;
+    let ctime = read.try_get_i64()?;
+    let _mtime = read.try_get_i64()?;
+    let version = read.try_get_i32()?;
+    let _cversion = read.try_get_i32()?;
+    let _aversion = read.try_get_i32()?;
+    Ok(Stat { czxid, ctime, version, ephemeral_owner: read.try_get_i64()? })
 }
 
 pub fn read_created(answer: &[u8]) -> Result<(String, Stat)> {
-    let mut read = Reader(answer);
-    Ok((read.string()?, read.stat()?))
+    let mut read = answer;
+    Ok((string(&mut read)?, read_stat(read)?))
 }
 
 /// The path of the node that the first part of a multi has created, if all of it was done.
 pub fn read_first_created(answer: &[u8]) -> Result<String> {
-    let mut read = Reader(answer);
-    let (_op, _done, _code) = (read.i32()?, read.bool()?, read.i32()?);
-    read.string()
+    let mut read = answer;
+    let (_op, _done, _code) = (read.try_get_i32()?, read.try_get_u8()? != 0, read.try_get_i32()?);
+    string(&mut read)
 }
 
 pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
-    let mut read = Reader(answer);
-    Ok((read.buffer()?.to_vec(), read.stat()?))
+    let mut read = answer;
+    Ok((buffer(&mut read)?.to_vec(), read_stat(read)?))
 }
 
 pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
-    let mut read = Reader(answer);
-    (0..read.i32()?).map(|_| read.string()).collect()
+    let mut read = answer;
+    (0..read.try_get_i32()?).map(|_| string(&mut read)).collect()
 }
 
 /// What a request about a node found; `None` if there is no such node.
 pub fn found<T>(answer: &Answer, read: fn(&[u8]) -> Result<T>, what: impl fmt::Display) -> Result<Option<T>> {
     match answer {
         Ok(answer) => read(answer).map(Some),
-        Err(Refusal::NoNode) => Ok(None),
+        Err(Refusal::NO_NODE) => Ok(None),
         Err(why) => Err(refusal(*why, what)),
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+/// A length of -1 stands for null, which to us is as good as empty.
+fn buffer<'a>(read: &mut &'a [u8]) -> Result<&'a [u8]> {
+    let length = read.try_get_i32()?;
+    ensure!(length >= -1, "a reply of the server has a negative length");
+    let length = usize::try_from(length).unwrap_or(0);
+    let (head, tail) = read.split_at_checked(length).context("a reply of the server ends early")?;
+    *read = tail;
+    Ok(head)
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        let (head, tail) = self.0.split_at_checked(count).context("a reply of the server ends early")?;
-        self.0 = tail;
-        Ok(head)
-    }
-
-    fn i32(&mut self) -> Result<i32> {
-        Ok(i32::from_be_bytes(self.take(4)?.try_into()?))
-    }
-
-    fn i64(&mut self) -> Result<i64> {
-        Ok(i64::from_be_bytes(self.take(8)?.try_into()?))
-    }
-
-    fn bool(&mut self) -> Result<bool> {
-        Ok(self.take(1)?[0] != 0)
-    }
-
-    /// A length of -1 stands for null, which to us is as good as empty.
-    fn buffer(&mut self) -> Result<&'a [u8]> {
-        let length = self.i32()?;
-        ensure!(length >= -1, "a reply of the server has a negative length");
-        self.take(usize::try_from(length).unwrap_or(0))
-    }
-
-    fn string(&mut self) -> Result<String> {
-        String::from_utf8(self.buffer()?.to_vec()).context("a reply of the server is not UTF-8")
-    }
-
-    fn stat(&mut self) -> Result<Stat> {
-        let czxid = self.i64()?;
-        let _mzxid = self.i64()?;
-        let ctime = self.i64()?;
-        let mtime = self.i64()?;
-        let version = self.i32()?;
-        let _cversion = self.i32()?;
-        let _aversion = self.i32()?;
-        Ok(Stat { czxid, ctime, mtime, version, ephemeral_owner: self.i64()? })
-    }
+fn string(read: &mut &[u8]) -> Result<String> {
+    String::from_utf8(buffer(read)?.to_vec()).context("a reply of the server is not UTF-8")
 }
 
 pub struct Link {
-    stream: net::Socket,
-    /// What was read and not yet used: a frame may come in pieces, and its reader may be dropped.
-    inbox: Vec<u8>,
+    frames: Framed<net::Socket, LengthDelimitedCodec>,
     xid: i32,
     /// The latest transaction we have seen the effects of.
     pub seen: i64,
@@ -377,16 +337,8 @@ pub struct Link {
 }
 
 /// A server accepted our connection and then closed it.
-#[derive(Debug)]
-pub struct NoSession;
-
-impl fmt::Display for NoSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)",
-        )
-    }
-}
+pub const NO_SESSION: &str =
+    "no session was set up: the server has no quorum, or its fill of connections from here (maxClientCnxns)";
 
 const PORT: u16 = 2181;
 const TLS_PORT: u16 = 2281;
@@ -396,14 +348,19 @@ const LARGEST_FRAME: usize = 64 << 20;
 impl Link {
     pub async fn open(host: &Host, tls: Option<&Arc<ClientConfig>>) -> Result<Link> {
         let at = host.with_port(if tls.is_some() { TLS_PORT } else { PORT });
-        let stream = net::tcp(&at, tls).await?;
-        Ok(Link { stream, inbox: Vec::new(), xid: 0, seen: 0, notified: false })
+        let codec = LengthDelimitedCodec::builder().max_frame_length(LARGEST_FRAME).new_codec();
+        let frames = Framed::new(net::tcp(&at, tls).await?, codec);
+        Ok(Link { frames, xid: 0, seen: 0, notified: false })
     }
 
+    /// Opens a session, or takes one over to this connection. A server without a quorum is of no use to us, not even for
+    /// reading, which the last byte would allow.
     pub async fn handshake(&mut self, session: i64, password: &[u8], ttl: Duration, seen: i64) -> Result<Connected> {
         self.seen = seen;
-        self.send(&connect_request(session, password, ttl, seen)).await?;
-        let frame = self.frame().await.context(NoSession)?;
+        let ttl = i32::try_from(ttl.as_millis()).unwrap_or(i32::MAX);
+        let request = Request::new(0).i32(0).i64(seen).i32(ttl).i64(session).buffer(password).bool(false);
+        self.send(vec![Bytes::from(request.body)]).await?;
+        let frame = self.frame().await.context(NO_SESSION)?;
         Connected::read(&frame)
     }
 
@@ -420,12 +377,12 @@ impl Link {
 
     /// Sends requests whose answers nobody waits for yet.
     pub async fn ask(&mut self, requests: &[Request]) -> Result<()> {
-        let mut frames = Vec::new();
+        let mut frames = Vec::with_capacity(requests.len());
         for request in requests {
             self.xid = self.xid.wrapping_add(1) & i32::MAX;
-            request.write_to(&mut frames, self.xid);
+            frames.push(request.frame(self.xid));
         }
-        self.send(&frames).await
+        self.send(frames).await
     }
 
     /// Returns when a watch has fired. May be dropped and called again.
@@ -438,37 +395,25 @@ impl Link {
 
     /// Takes the next frame: an answer, or `None` for a watch that has fired.
     async fn answer(&mut self) -> Result<Option<Answer>> {
-        Ok(match Frame::read(&self.frame().await?)? {
-            Frame::Notification => {
-                self.notified = true;
-                None
-            }
-            Frame::Reply { zxid, answer } => {
-                self.seen = self.seen.max(zxid);
-                Some(answer)
-            }
-        })
+        let Some((zxid, answer)) = read_frame(&self.frame().await?)? else {
+            self.notified = true;
+            return Ok(None);
+        };
+        self.seen = self.seen.max(zxid);
+        Ok(Some(answer))
     }
 
-    async fn send(&mut self, bytes: &[u8]) -> Result<()> {
-        self.stream.write_all(bytes).await.map_err(unreachable)?;
-        self.stream.flush().await.map_err(unreachable)
+    async fn send(&mut self, frames: Vec<Bytes>) -> Result<()> {
+        self.frames.send_all(&mut stream::iter(frames.into_iter().map(Ok))).await.map_err(unreachable)
     }
 
-    async fn frame(&mut self) -> Result<Vec<u8>> {
-        loop {
-            if let Some((length, rest)) = self.inbox.split_first_chunk::<4>() {
-                let length = u32::from_be_bytes(*length) as usize;
-                ensure!(length <= LARGEST_FRAME, Fault::Unreachable.because("this does not speak ZooKeeper"));
-                if rest.len() >= length {
-                    let frame = rest[..length].to_vec();
-                    self.inbox.drain(..4 + length);
-                    return Ok(frame);
-                }
+    async fn frame(&mut self) -> Result<BytesMut> {
+        match self.frames.next().await {
+            Some(Err(error)) if error.get_ref().is_some_and(|why| why.is::<LengthDelimitedCodecError>()) => {
+                Err(Fault::Unreachable.because("this does not speak ZooKeeper"))
             }
-            if self.stream.read_buf(&mut self.inbox).await.map_err(unreachable)? == 0 {
-                return Err(Fault::Unreachable.because("the server closed the connection"));
-            }
+            Some(frame) => frame.map_err(unreachable),
+            None => Err(Fault::Unreachable.because("the server closed the connection")),
         }
     }
 }

@@ -47,7 +47,7 @@ async fn a_holder_that_leaves_its_slot_behind_shows_its_token_on() {
 }
 
 #[tokio::test]
-async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() {
+async fn a_note_that_comes_late_does_not_shorten_what_is_left_behind() {
     let server = Etcd::new();
     let (mut a, mut b) = (open(&server, 0), open(&server, 0));
     let (first, second) = (ask("job"), Ask { ttl: Duration::from_secs(3), ..ask("job") });
@@ -55,15 +55,14 @@ async fn an_announcement_that_comes_late_does_not_shorten_what_is_left_behind() 
     busy(&mut b, &second).await;
     assert_eq!(a.release(&lease, &ending(&lease)).await.unwrap(), Released::Done);
     let lease = granted(&mut b, &second).await;
-    let announcement = b.announcement.take().expect("it has waited");
-    // It is under way while the lock is released, and its lease still there when it arrives.
+    // The note is under way while the lock is released, and its lease still there when it arrives.
     let id = lease_id(&second.name, second.who.owner.as_str());
     let hold_until = Some(clock::now() + Duration::from_secs(600));
     assert_eq!(b.release(&lease, &Ending { hold_until, ..ending(&lease) }).await.unwrap(), Released::Done);
     let tidied = async { while b.members.keep_alive(id).await.unwrap().is_some() {} };
     timeout(LONG, tidied).await.expect("its own lease goes");
     b.members.grant_lease(id, second.ttl).await.unwrap();
-    a.members.transact(announcement).await.unwrap();
+    b.note_start(&lease).await.unwrap();
     let held = a.inspect(&first.name).await.unwrap().holders.remove(0);
     assert!(held.expires_in.unwrap() > Duration::from_secs(60), "{held:?}");
 }

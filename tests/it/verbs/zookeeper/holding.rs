@@ -42,7 +42,7 @@ async fn a_new_holder_hears_of_changes_after_its_first_moments_and_of_nothing_el
     let (mut client, mut operator) = (open(&server), open(&server));
     let ask = ask("settled", Mode::Exclusive);
     let lease = granted(&mut client, &ask).await;
-    assert!(client.watch_place().await.unwrap());
+    client.note_start(&lease).await.unwrap();
     let looks = async {
         for _ in 0..10 {
             operator.inspect(&ask.name).await.unwrap();

@@ -44,7 +44,12 @@ async fn a_release_wakes_the_next_and_its_token_is_greater() {
     told(&mut second).await;
     let next = granted(&mut second, &yours).await;
     assert!(next.token > held.token);
-    let state = second.inspect(&mine.name).await.unwrap();
+    second.note_start(&next).await.unwrap();
+    let state = tokio::select! {
+        biased;
+        _ = second.changed() => panic!("it has written to its own place, which is nothing to hear of"),
+        state = first.inspect(&mine.name) => state.unwrap(),
+    };
     assert_eq!(state.last_run, ending(&held).last_run);
     let holder = state.holder(&yours.who.owner).unwrap();
     assert_eq!(holder.fencing_token, Some(next.token));
@@ -111,6 +116,8 @@ async fn a_revoke_is_seen_at_once_and_a_deletion_too() {
     let holder = operator.inspect(&ask.name).await.unwrap().holders[0].clone();
     let safely = Revoke::Safely { reason: "maintenance".into() };
     assert_eq!(operator.revoke(&ask.name, &holder, &safely).await.unwrap(), Revoked::Marked);
+    // A new holder looks for changes when its command has run for a moment.
+    client.note_start(&lease).await.unwrap();
     told(&mut client).await;
     assert!(matches!(client.renew(&lease).await.unwrap(), Renewal::Revoked(reason) if reason == "maintenance"));
     assert_eq!(operator.inspect(&ask.name).await.unwrap().state, State::Revoked);
