@@ -48,15 +48,17 @@ use watch::Watch;
 /// A verb as Lua, which the server runs in one atomic step.
 pub type Script = LazyLock<redis::Script>;
 
-/// A verb of one Redis: the file named, after what all of them share.
+/// A verb of one Redis, or of a node of a Redlock: the file named, after what all of them share and what those beside the
+/// caller share.
 macro_rules! script {
     ($file:literal) => {
-        Script::new(|| {
-            redis::Script::new(concat!(include_str!("prelude.lua"), include_str!("common.lua"), include_str!($file)))
+        $crate::backend::redis::Script::new(|| {
+            let all = concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file));
+            ::redis::Script::new(all)
         })
     };
 }
-use script;
+pub(super) use script;
 
 static RENEW: Script = script!("renew.lua");
 static RELEASE: Script = script!("release.lua");

@@ -116,30 +116,31 @@ impl Target {
 
     /// Connects and logs in, to the node of a cluster that is known to be the right one.
     pub async fn connect(&mut self, node: Option<&str>, patience: Duration) -> Result<Connection> {
-        match self.log_in(node, patience).await? {
+        let socket = self.socket(node, patience).await?;
+        match Connection::open(socket, &self.login).await {
             Err(error) if lacks_resp3(&error) => {
                 self.login = self.login.clone().set_protocol(ProtocolVersion::RESP2);
-                self.log_in(node, patience).await?.map_err(refusal)
+                let socket = self.socket(node, patience).await?;
+                Connection::open(socket, &self.login).await.map_err(refusal)
             }
-            connected => connected.map_err(refusal),
+            opened => opened.map_err(refusal),
         }
     }
 
-    async fn log_in(&self, node: Option<&str>, patience: Duration) -> Result<Result<Connection, RedisError>> {
+    async fn socket(&self, node: Option<&str>, patience: Duration) -> Result<Socket> {
         let connect = async |at: &str| net::tcp(at, self.tls.as_ref()).await;
-        let socket = match (&self.kind, node) {
-            (Kind::Unix(path), _) => net::unix(path).await?,
+        match (&self.kind, node) {
+            (Kind::Unix(path), _) => net::unix(path).await,
             (Kind::Sentinel { master, login }, _) => {
                 let ask = async |host: &str| {
                     let answer = ask_sentinel(connect(host).await?, login, host, master).await;
                     answer.map_err(|error| Fault::of(&error).because(format_args!("sentinel {host}: {error:#}")))
                 };
-                connect(&self.first_that_answers(patience, ask).await?).await?
+                connect(&self.first_that_answers(patience, ask).await?).await
             }
-            (_, Some(node)) => connect(node).await?,
-            (_, None) => self.first_that_answers(patience, connect).await?,
-        };
-        Ok(Connection::open(socket, &self.login).await)
+            (_, Some(node)) => connect(node).await,
+            (_, None) => self.first_that_answers(patience, connect).await,
+        }
     }
 
     /// Asks every host once, in turn, and lets none use up the time that all of them have. Should this be dropped, the next

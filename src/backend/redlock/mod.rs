@@ -23,7 +23,7 @@ use anyhow::Result;
 use async_trait::async_trait;
 
 use super::redis::watch::Watch;
-use super::redis::{self, Script, flag, grant_from, millis};
+use super::redis::{self, Script, flag, grant_from, millis, script};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
@@ -32,16 +32,6 @@ use crate::clock;
 use crate::lock::{Holder, LockName, LockState, OwnerId};
 use acquire::{Began, Then};
 use nodes::{Answer, Node, Nodes, Reply, agreed, any, count, no_majority};
-
-macro_rules! script {
-    ($file:literal) => {
-        Script::new(|| {
-            let all = concat!(include_str!("../redis/prelude.lua"), include_str!("common.lua"), include_str!($file));
-            ::redis::Script::new(all)
-        })
-    };
-}
-use script;
 
 pub static GIVE_BACK: Script = script!("give_back.lua");
 pub static RENEW: Script = script!("renew.lua");
