@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use crate::support::{Dlock, until};
 
 const MB: u64 = 1 << 20;
+/// A list that grows is there twice while it is copied, and one of a connection before may not have been given back yet.
+const MOST_OF_LIMIT: u64 = 4;
 
 /// Answers whatever it is asked with the head, and then with the filling for as long as somebody reads.
 fn hostile(accepts_log_in: bool, head: &'static str, filling: &'static str) -> u16 {
@@ -69,9 +71,9 @@ fn a_hostile_server_costs_little_memory() {
     for (head, filling) in ANSWERS {
         for greets in [false, true] {
             let before = peak_memory("", hostile(greets, head, filling));
-            assert!(before < 2 * 16 * MB + 24 * MB, "{head:?}: {} MB", before / MB);
+            assert!(before < MOST_OF_LIMIT * 16 * MB + 32 * MB, "{head:?}: {} MB", before / MB);
         }
         let after = peak_memory(":password@", hostile(true, head, filling));
-        assert!(after < 2 * 64 * MB + 24 * MB, "{head:?}: {} MB", after / MB);
+        assert!(after < MOST_OF_LIMIT * 64 * MB + 32 * MB, "{head:?}: {} MB", after / MB);
     }
 }
