@@ -33,7 +33,7 @@ pub struct Service {
 
 /// Everything `dlock run` has to know.
 #[derive(Debug)]
-pub struct Job {
+pub struct RunJob {
     pub name: LockName,
     pub service: Service,
     pub timing: LeaseTiming,
@@ -70,7 +70,7 @@ pub enum Wait {
 }
 
 #[derive(Debug)]
-pub struct StatusQuery {
+pub struct StatusJob {
     pub service: Service,
     /// All there are, if nothing is selected.
     pub wanted: Vec<Selector>,
@@ -85,7 +85,7 @@ pub struct StatusQuery {
 }
 
 #[derive(Debug)]
-pub struct HistoryQuery {
+pub struct HistoryJob {
     pub service: Service,
     pub name: LockName,
     pub limit: usize,
@@ -94,13 +94,13 @@ pub struct HistoryQuery {
 }
 
 #[derive(Debug)]
-pub struct Oblivion {
+pub struct ForgetJob {
     pub service: Service,
     pub name: LockName,
 }
 
 #[derive(Debug)]
-pub struct Inspection {
+pub struct CheckJob {
     pub service: Service,
     pub wanted: Vec<Selector>,
     pub held_at_most: Option<Duration>,
@@ -112,7 +112,7 @@ pub struct Inspection {
 }
 
 #[derive(Debug)]
-pub struct Takeaway {
+pub struct ForceReleaseJob {
     pub service: Service,
     pub name: LockName,
     pub now: bool,
@@ -123,14 +123,14 @@ pub struct Takeaway {
 
 /// A lock that no process of ours keeps, only its ttl.
 #[derive(Debug)]
-pub struct Acquisition {
-    pub job: Job,
+pub struct AcquireJob {
+    pub job: RunJob,
     pub json: bool,
 }
 
 /// What is to become of such a lock.
 #[derive(Debug)]
-pub struct Tenure {
+pub struct OwnedLockJob {
     pub service: Service,
     pub name: LockName,
     pub owner: OwnerId,
@@ -148,7 +148,7 @@ pub enum Extension {
 }
 
 #[derive(Debug)]
-pub struct Examination {
+pub struct DoctorJob {
     pub service: Service,
     pub timing: LeaseTiming,
     pub json: bool,
@@ -157,14 +157,14 @@ pub struct Examination {
 }
 
 #[derive(Debug)]
-pub struct Fence {
+pub struct FenceJob {
     pub resource: PathBuf,
     pub token: Token,
     pub argv: Vec<OsString>,
 }
 
-impl Job {
-    pub fn from_args(mut args: cli::RunArgs, mut layers: Layers) -> Result<Job> {
+impl RunJob {
+    pub fn from_args(mut args: cli::RunArgs, mut layers: Layers) -> Result<RunJob> {
         let has_command = args.explain || args.command.is_some() || !args.argv.is_empty();
         let name = names::of_run(std::mem::take(&mut args.named), has_command)?;
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
@@ -175,7 +175,7 @@ impl Job {
         let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
         let is_set = |limit: &Duration| !limit.is_zero();
         layers.note("slots", args.slots.clone(), "1");
-        Ok(Job {
+        Ok(RunJob {
             name,
             service,
             timing,
@@ -212,8 +212,8 @@ impl Job {
     }
 }
 
-impl StatusQuery {
-    pub fn from_args(args: cli::StatusArgs, mut layers: Layers) -> Result<StatusQuery> {
+impl StatusJob {
+    pub fn from_args(args: cli::StatusArgs, mut layers: Layers) -> Result<StatusJob> {
         let wanted = names::all(&args.locks)?;
         let watch = flag("--watch", args.watch.as_deref(), values::duration)?;
         let layout = if args.json { Some("json") } else { args.format.as_deref() };
@@ -226,7 +226,7 @@ impl StatusQuery {
         }
         let color = flag("--color", args.color.as_deref(), values::choice)?;
         let service = Service::from_layers(&mut layers, &args.common, None)?;
-        Ok(StatusQuery {
+        Ok(StatusJob {
             backend_flag: args.common.backend.map(|typed| match typed.contains("://") {
                 true => format!("-b '{}' ", service.address),
                 false => format!("-b {typed} "),
@@ -242,11 +242,11 @@ impl StatusQuery {
     }
 }
 
-impl HistoryQuery {
-    pub fn from_args(args: cli::HistoryArgs, mut layers: Layers) -> Result<HistoryQuery> {
+impl HistoryJob {
+    pub fn from_args(args: cli::HistoryArgs, mut layers: Layers) -> Result<HistoryJob> {
         let forget_once = flag("--forget-once", args.forget_once.as_deref(), values::once_key)?;
         let limit = flag("--limit", args.limit.as_deref(), values::count)?;
-        Ok(HistoryQuery {
+        Ok(HistoryJob {
             service: Service::from_layers(&mut layers, &args.common, None)?,
             name: names::of("history", args.named)?,
             limit: limit.unwrap_or(usize::MAX),
@@ -256,20 +256,20 @@ impl HistoryQuery {
     }
 }
 
-impl Oblivion {
-    pub fn from_args(args: cli::ForgetArgs, mut layers: Layers) -> Result<Oblivion> {
+impl ForgetJob {
+    pub fn from_args(args: cli::ForgetArgs, mut layers: Layers) -> Result<ForgetJob> {
         let name = names::of("forget", args.named)?;
-        Ok(Oblivion { service: Service::from_layers(&mut layers, &args.common, None)?, name })
+        Ok(ForgetJob { service: Service::from_layers(&mut layers, &args.common, None)?, name })
     }
 }
 
-impl Inspection {
-    pub fn from_args(args: cli::CheckArgs, mut layers: Layers) -> Result<Inspection> {
+impl CheckJob {
+    pub fn from_args(args: cli::CheckArgs, mut layers: Layers) -> Result<CheckJob> {
         let wanted = names::all(&args.locks)?;
         if wanted.is_empty() {
             return Err(Fault::Usage.because("which lock? Name it, or all of them: dlock check '*'"));
         }
-        Ok(Inspection {
+        Ok(CheckJob {
             service: Service::from_layers(&mut layers, &args.common, None)?,
             wanted,
             held_at_most: flag("--held-at-most", args.held_at_most.as_deref(), values::duration)?,
@@ -281,10 +281,10 @@ impl Inspection {
     }
 }
 
-impl Takeaway {
-    pub fn from_args(args: cli::ForceReleaseArgs, mut layers: Layers) -> Result<Takeaway> {
+impl ForceReleaseJob {
+    pub fn from_args(args: cli::ForceReleaseArgs, mut layers: Layers) -> Result<ForceReleaseJob> {
         let token = flag("--token", args.token.as_deref(), values::token)?;
-        Ok(Takeaway {
+        Ok(ForceReleaseJob {
             service: Service::from_layers(&mut layers, &args.common, None)?,
             name: names::of("force-release", args.named)?,
             now: args.now,
@@ -295,8 +295,8 @@ impl Takeaway {
     }
 }
 
-impl Acquisition {
-    pub fn from_args(args: cli::AcquireArgs, layers: Layers) -> Result<Acquisition> {
+impl AcquireJob {
+    pub fn from_args(args: cli::AcquireArgs, layers: Layers) -> Result<AcquireJob> {
         let name = names::of("acquire", args.named)?.to_string();
         let as_run = cli::RunArgs {
             named: cli::Named { name: Some(name), words: Vec::new() },
@@ -312,15 +312,15 @@ impl Acquisition {
             argv: vec!["dlock".into(), "acquire".into()],
             ..cli::RunArgs::default()
         };
-        Ok(Acquisition { job: Job::from_args(as_run, layers)?, json: args.json })
+        Ok(AcquireJob { job: RunJob::from_args(as_run, layers)?, json: args.json })
     }
 }
 
-impl Tenure {
-    pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<Tenure> {
+impl OwnedLockJob {
+    pub fn to_renew(args: cli::RenewArgs, mut layers: Layers) -> Result<OwnedLockJob> {
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
         LeaseTiming::new(ttl, None).context(Fault::Usage)?;
-        Ok(Tenure {
+        Ok(OwnedLockJob {
             service: Service::from_layers(&mut layers, &args.common, None)?,
             name: names::of("renew", args.named)?,
             owner: owner(args.owner)?,
@@ -328,8 +328,8 @@ impl Tenure {
         })
     }
 
-    pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<Tenure> {
-        Ok(Tenure {
+    pub fn to_release(args: cli::ReleaseArgs, mut layers: Layers) -> Result<OwnedLockJob> {
+        Ok(OwnedLockJob {
             service: Service::from_layers(&mut layers, &args.common, None)?,
             name: names::of("release", args.named)?,
             owner: owner(args.owner)?,
@@ -338,25 +338,25 @@ impl Tenure {
     }
 }
 
-impl Examination {
-    pub fn from_args(args: cli::DoctorArgs, mut layers: Layers) -> Result<Examination> {
+impl DoctorJob {
+    pub fn from_args(args: cli::DoctorArgs, mut layers: Layers) -> Result<DoctorJob> {
         let ttl = layers.value("ttl", args.ttl.as_deref(), values::duration, DEFAULT_TTL)?;
         let kill_after = layers.option("kill-after", None, values::duration, "")?;
         let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
         let service = Service::from_layers(&mut layers, &args.common, Some(timing))?;
-        Ok(Examination { service, timing, json: args.json, strict: args.strict, print_schema: args.print_schema })
+        Ok(DoctorJob { service, timing, json: args.json, strict: args.strict, print_schema: args.print_schema })
     }
 }
 
-impl Fence {
-    pub fn from_args(args: cli::FenceArgs) -> Result<Fence> {
+impl FenceJob {
+    pub fn from_args(args: cli::FenceArgs) -> Result<FenceJob> {
         let from_environment = std::env::var("DLOCK_FENCING_TOKEN").ok();
         let token = args
             .token
             .or(from_environment)
             .ok_or_else(|| Fault::Usage.because("no fencing token: neither --token nor $DLOCK_FENCING_TOKEN is set"))?;
         let token = values::token(&token).context("--token or $DLOCK_FENCING_TOKEN").context(Fault::Usage)?;
-        Ok(Fence { resource: args.resource, token, argv: args.argv })
+        Ok(FenceJob { resource: args.resource, token, argv: args.argv })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The binary: parse, obey, exit. The only place that ends the process.
+//! The binary: parse, dispatch, exit. The only place that ends the process.
 
 use std::process::ExitCode;
 
@@ -8,8 +8,8 @@ use dlock::{commands, events};
 
 fn main() -> ExitCode {
     let exit = match Cli::read(std::env::args_os()) {
-        Ok(cli) => commands::obey(cli.verb),
-        Err(error) => commands::misunderstood(&error),
+        Ok(cli) => commands::dispatch(cli.verb),
+        Err(error) => commands::usage_error(&error),
     };
     if let Exit::Reraise(signal) = exit {
         events::die_of(signal);

@@ -13,7 +13,7 @@ use super::selected::each_page;
 use super::table::clipped;
 use crate::backend;
 use crate::clock::millis;
-use crate::config::Inspection;
+use crate::config::CheckJob;
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
 use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, json_escaped, print, since};
@@ -61,7 +61,7 @@ struct Verdict {
     json: Value,
 }
 
-pub fn check(order: &Inspection) -> Result<Exit> {
+pub fn check(order: &CheckJob) -> Result<Exit> {
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
     let mut verdicts = Vec::new();
     block_on(each_page(&order.wanted, order.service.patience.connect, backend.as_mut(), |page| {
@@ -112,7 +112,7 @@ fn message(verdicts: &[Verdict]) -> String {
     }
 }
 
-fn judge(state: &LockState, order: &Inspection) -> Verdict {
+fn judge(state: &LockState, order: &CheckJob) -> Verdict {
     let name = state.name.to_string();
     let mut verdict = Verdict { name, status: Status::Ok, says: Vec::new(), data: Vec::new(), json: Value::Null };
     let holder = state.holders.iter().min_by_key(|holder| holder.acquired_at);

@@ -14,7 +14,7 @@ use crate::backend::{
     self, Ask, Attempt, Backend, Checkup, Ending, Finding, Lease, Released, Renewal, Verdict, within,
 };
 use crate::clock;
-use crate::config::Examination;
+use crate::config::DoctorJob;
 use crate::exit::{Exit, Fault};
 use crate::guardian::priority::{self, Priority};
 use crate::lock::{Grant, Identity, LockState, Mode, State};
@@ -34,7 +34,7 @@ struct Report {
     broken: Option<Exit>,
 }
 
-pub fn doctor(order: &Examination) -> Result<Exit> {
+pub fn doctor(order: &DoctorJob) -> Result<Exit> {
     if order.print_schema {
         print(backend::schema(&order.service.address)?)?;
         return Ok(Exit::OK);
@@ -76,7 +76,7 @@ pub fn is_spent_probe(state: &LockState) -> bool {
 
 impl Report {
     /// The life of a lease, with nobody else interested in it.
-    async fn probe(&mut self, order: &Examination, backend: &mut dyn Backend) -> Result<()> {
+    async fn probe(&mut self, order: &DoctorJob, backend: &mut dyn Backend) -> Result<()> {
         let patience = order.service.patience;
         let ask = Ask {
             name: PROBE.parse()?,
@@ -166,7 +166,7 @@ impl Report {
         Ok(done)
     }
 
-    fn slowness(&self, order: &Examination) -> Option<Finding> {
+    fn slowness(&self, order: &DoctorJob) -> Option<Finding> {
         let limit = order.timing.attempt() / 4;
         let (step, took) = self.latencies.iter().max_by_key(|(_, took)| *took)?;
         (*took > limit).then(|| {

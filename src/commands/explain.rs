@@ -6,18 +6,18 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::clock::Instant;
-use crate::config::Job;
+use crate::config::RunJob;
 use crate::exit::Exit;
 use crate::guardian::priority::{self, Priority};
 use crate::lock::Grant;
 use crate::report::print;
 
-pub fn explain(job: &Job) -> Result<Exit> {
+pub fn explain(job: &RunJob) -> Result<Exit> {
     print(text(job)?)?;
     Ok(Exit::OK)
 }
 
-fn text(job: &Job) -> Result<String> {
+fn text(job: &RunJob) -> Result<String> {
     let zero = Instant::from_nanos(0);
     let timing = job.timing;
     let at = timing.deadlines(Grant { from: zero, ttl: timing.ttl, slack: Duration::ZERO });

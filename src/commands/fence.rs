@@ -18,13 +18,13 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
-use crate::config::Fence;
+use crate::config::FenceJob;
 use crate::exit::{Exit, Fault};
 use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(order: &Fence, mut voice: Voice) -> Result<Exit> {
+pub fn fence(order: &FenceJob, mut voice: Voice) -> Result<Exit> {
     let place = mark_of(&order.resource)?;
     let path = place.path();
     let mut mark = open(&place)?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::block_on;
 use crate::backend::{self, Revoke, Revoked, within};
 use crate::clock;
-use crate::config::Takeaway;
+use crate::config::ForceReleaseJob;
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, Identity, LockState, Revocation};
 use crate::report::{NobodyReads, describe, escape, print};
@@ -15,7 +15,7 @@ use crate::report::{NobodyReads, describe, escape, print};
 /// More than that is read by nobody, and some backends keep less than others.
 const LONGEST_REASON: usize = 500;
 
-pub fn force_release(order: &Takeaway) -> Result<Exit> {
+pub fn force_release(order: &ForceReleaseJob) -> Result<Exit> {
     let patience = order.service.patience.connect;
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
     block_on(async {
@@ -48,7 +48,7 @@ fn signed(reason: &str) -> Result<String> {
 }
 
 /// The holders that are meant: all, or the one with the token that was named.
-fn chosen<'a>(order: &Takeaway, state: &'a LockState) -> Result<Vec<&'a Holder>> {
+fn chosen<'a>(order: &ForceReleaseJob, state: &'a LockState) -> Result<Vec<&'a Holder>> {
     let meant = |holder: &&Holder| order.token.is_none() || holder.fencing_token == order.token;
     let holders: Vec<_> = state.holders.iter().filter(meant).collect();
     match order.token {
@@ -61,7 +61,7 @@ fn chosen<'a>(order: &Takeaway, state: &'a LockState) -> Result<Vec<&'a Holder>>
     }
 }
 
-fn confirmed(order: &Takeaway, state: &LockState, holders: &[&Holder]) -> Result<bool> {
+fn confirmed(order: &ForceReleaseJob, state: &LockState, holders: &[&Holder]) -> Result<bool> {
     if order.yes {
         return Ok(true);
     }
@@ -87,7 +87,7 @@ fn confirmed(order: &Takeaway, state: &LockState, holders: &[&Holder]) -> Result
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn tell(order: &Takeaway, holder: &Holder, revoked: Revoked) -> Result<()> {
+fn tell(order: &ForceReleaseJob, holder: &Holder, revoked: Revoked) -> Result<()> {
     let (name, who) = (&order.name, who(holder));
     match revoked {
         Revoked::Marked => say(format!(

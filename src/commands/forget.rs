@@ -4,12 +4,12 @@ use anyhow::Result;
 
 use super::block_on;
 use crate::backend::{self, Forget, Forgotten, within};
-use crate::config::{Oblivion, Service};
+use crate::config::{ForgetJob, Service};
 use crate::exit::{Exit, Fault};
 use crate::lock::LockName;
 use crate::report::{escape, print};
 
-pub fn forget(order: &Oblivion) -> Result<Exit> {
+pub fn forget(order: &ForgetJob) -> Result<Exit> {
     forget_from(&order.service, &order.name, &Forget::Everything)
 }
 

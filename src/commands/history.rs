@@ -11,7 +11,7 @@ use super::forget::forget_from;
 use super::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::backend::{self, Forget, within};
 use crate::clock::millis;
-use crate::config::{Color, HistoryQuery};
+use crate::config::{Color, HistoryJob};
 use crate::exit::Exit;
 use crate::lock::{LastRun, LockState, rfc3339};
 use crate::report::{brief, date_and_age, escape, how_it_ended, json_escaped, print, whose};
@@ -21,7 +21,7 @@ const BAR: usize = 2;
 static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
-pub fn history(query: &HistoryQuery) -> Result<Exit> {
+pub fn history(query: &HistoryJob) -> Result<Exit> {
     if let Some(key) = &query.forget_once {
         return forget_from(&query.service, &query.name, &Forget::Once(key.clone()));
     }

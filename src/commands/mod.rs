@@ -1,5 +1,6 @@
 //! One file for each verb.
 
+mod acquire;
 mod check;
 mod doctor;
 mod explain;
@@ -12,7 +13,7 @@ mod run;
 mod selected;
 pub mod status;
 pub mod table;
-mod tenure;
+
 mod words;
 
 use std::future::Future;
@@ -23,48 +24,54 @@ use clap::error::ErrorKind;
 use crate::backend::DiskTrouble;
 use crate::cli::{self, Cli, Common, Verb};
 use crate::config::{
-    self, Acquisition, Examination, Fence, HistoryQuery, Inspection, Job, Layers, Oblivion, StatusQuery, Takeaway,
-    Tenure, load,
+    self, AcquireJob, CheckJob, DoctorJob, FenceJob, ForceReleaseJob, ForgetJob, HistoryJob, Layers, OwnedLockJob,
+    RunJob, StatusJob, load,
 };
 use crate::exit::{Exit, Fault};
 use crate::report::{Loudness, NobodyReads, Voice};
 
 /// Does what was typed. The one place where the verbs are told apart.
-pub fn obey(verb: Verb) -> Exit {
+pub fn dispatch(verb: Verb) -> Exit {
     match verb {
         Verb::Run(args) => with(load(&args.common), |layers, voice| {
             let explain = args.explain;
-            let job = Job::from_args(*args, layers)?;
+            let job = RunJob::from_args(*args, layers)?;
             if explain { explain::explain(&job) } else { run::run(job, voice) }
         }),
         Verb::Status(args) => {
-            with(load(&args.common), |layers, voice| status::status(&StatusQuery::from_args(args, layers)?, voice))
+            with(load(&args.common), |layers, voice| status::status(&StatusJob::from_args(args, layers)?, voice))
         }
         Verb::History(args) => {
-            with(load(&args.common), |layers, _| history::history(&HistoryQuery::from_args(args, layers)?))
+            with(load(&args.common), |layers, _| history::history(&HistoryJob::from_args(args, layers)?))
         }
-        Verb::Check(args) => with(load(&args.common), |layers, _| check::check(&Inspection::from_args(args, layers)?)),
-        Verb::Forget(args) => with(load(&args.common), |layers, _| forget::forget(&Oblivion::from_args(args, layers)?)),
-        Verb::ForceRelease(args) => {
-            with(load(&args.common), |layers, _| force_release::force_release(&Takeaway::from_args(args, layers)?))
+        Verb::Check(args) => with(load(&args.common), |layers, _| check::check(&CheckJob::from_args(args, layers)?)),
+        Verb::Forget(args) => {
+            with(load(&args.common), |layers, _| forget::forget(&ForgetJob::from_args(args, layers)?))
         }
+        Verb::ForceRelease(args) => with(load(&args.common), |layers, _| {
+            force_release::force_release(&ForceReleaseJob::from_args(args, layers)?)
+        }),
         Verb::Acquire(args) => {
-            with(load(&args.common), |layers, voice| tenure::acquire(Acquisition::from_args(args, layers)?, voice))
+            with(load(&args.common), |layers, voice| acquire::acquire(AcquireJob::from_args(args, layers)?, voice))
         }
-        Verb::Renew(args) => with(load(&args.common), |layers, _| tenure::change(&Tenure::to_renew(args, layers)?)),
-        Verb::Release(args) => with(load(&args.common), |layers, _| tenure::change(&Tenure::to_release(args, layers)?)),
+        Verb::Renew(args) => {
+            with(load(&args.common), |layers, _| acquire::change(&OwnedLockJob::to_renew(args, layers)?))
+        }
+        Verb::Release(args) => {
+            with(load(&args.common), |layers, _| acquire::change(&OwnedLockJob::to_release(args, layers)?))
+        }
         Verb::Doctor(args) => {
-            with(load(&args.common), |layers, _| doctor::doctor(&Examination::from_args(args, layers)?))
+            with(load(&args.common), |layers, _| doctor::doctor(&DoctorJob::from_args(args, layers)?))
         }
         Verb::Fence(args) => {
             let common = Common { log: args.log.clone(), ..Common::default() };
-            with(load(&common), |_, voice| fence::fence(&Fence::from_args(args)?, voice))
+            with(load(&common), |_, voice| fence::fence(&FenceJob::from_args(args)?, voice))
         }
         Verb::Completions { shell } => with(Ok(nothing()), |_, _| generate::completions(shell)),
         Verb::Man => with(Ok(nothing()), |_, _| generate::man()),
         Verb::Help { verb } => {
             let words = ["dlock".to_owned()].into_iter().chain(verb).chain(["--help".to_owned()]);
-            Cli::read(words.map(Into::into)).map_or_else(|error| misunderstood(&error), |_| Exit::OK)
+            Cli::read(words.map(Into::into)).map_or_else(|error| usage_error(&error), |_| Exit::OK)
         }
         Verb::Words(args) => with(load(&args.common), |layers, _| words::words(args, layers)),
     }
@@ -91,7 +98,7 @@ fn plain_voice() -> Voice {
 }
 
 /// What was typed is no call of dlock, or asks for help.
-pub fn misunderstood(error: &clap::Error) -> Exit {
+pub fn usage_error(error: &clap::Error) -> Exit {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         let _ = error.print();
         return Exit::OK;
@@ -117,7 +124,7 @@ fn failed(error: &anyhow::Error, fault: Fault, mut voice: Voice) -> Exit {
     }
     voice.error(error);
     match verb.as_deref() {
-        Some("acquire") => tenure::fail_the_eval(fault.exit()),
+        Some("acquire") => acquire::fail_the_eval(fault.exit()),
         _ => fault.exit(),
     }
 }

@@ -13,14 +13,14 @@ use super::block_on;
 use super::selected::each_page;
 use super::table::Screen;
 use crate::backend::{self, Backend, within};
-use crate::config::{Layout, StatusQuery};
+use crate::config::{Layout, StatusJob};
 use crate::exit::Exit;
 use crate::lock::{LockName, LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
 use prometheus::Exposition;
 use table::LockTable;
 
-pub fn status(query: &StatusQuery, voice: Voice) -> Result<Exit> {
+pub fn status(query: &StatusJob, voice: Voice) -> Result<Exit> {
     let mut backend = backend::open(&query.service.address, query.service.patience)?;
     block_on(async {
         if let Some(every) = query.watch {
@@ -50,7 +50,7 @@ pub fn status(query: &StatusQuery, voice: Voice) -> Result<Exit> {
 }
 
 /// Pages are laid out together and sorted there.
-fn is_table_on_terminal(query: &StatusQuery) -> bool {
+fn is_table_on_terminal(query: &StatusJob) -> bool {
     matches!(query.layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal()
 }
 
@@ -59,7 +59,7 @@ fn is_held(state: &LockState) -> bool {
 }
 
 /// The one lock that was asked for on a terminal, if nothing was said about how to show it.
-fn to_describe(query: &StatusQuery) -> Option<&LockName> {
+fn to_describe(query: &StatusJob) -> Option<&LockName> {
     let is_asked_for = query.layout.is_none() && !query.held && std::io::stdout().is_terminal();
     match query.wanted.as_slice() {
         [Selector::Name(name)] if is_asked_for => Some(name),
@@ -67,7 +67,7 @@ fn to_describe(query: &StatusQuery) -> Option<&LockName> {
     }
 }
 
-async fn watch(query: &StatusQuery, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
+async fn watch(query: &StatusJob, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
         match whole_picture(query, backend).await {
@@ -93,7 +93,7 @@ async fn watch(query: &StatusQuery, every: Duration, backend: &mut dyn Backend, 
 }
 
 async fn each_wanted(
-    query: &StatusQuery,
+    query: &StatusJob,
     backend: &mut dyn Backend,
     mut show: impl FnMut(Vec<LockState>) -> Result<()>,
 ) -> Result<()> {
@@ -104,7 +104,7 @@ async fn each_wanted(
     .await
 }
 
-async fn whole_picture(query: &StatusQuery, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
+async fn whole_picture(query: &StatusJob, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
     let mut all = Vec::new();
     each_wanted(query, backend, |page| {
         all.extend(page);
@@ -117,7 +117,7 @@ async fn whole_picture(query: &StatusQuery, backend: &mut dyn Backend) -> Result
     Ok(all)
 }
 
-fn as_table(query: &StatusQuery, picture: &[LockState], screen: Screen) -> String {
+fn as_table(query: &StatusJob, picture: &[LockState], screen: Screen) -> String {
     match picture {
         [] => nothing(query).to_owned(),
         _ => LockTable::new(screen).of(picture),
@@ -125,7 +125,7 @@ fn as_table(query: &StatusQuery, picture: &[LockState], screen: Screen) -> Strin
 }
 
 /// In the place of what a terminal shows already, and never more than it has room for.
-fn draw(query: &StatusQuery, picture: &[LockState], again: bool) -> Result<()> {
+fn draw(query: &StatusJob, picture: &[LockState], again: bool) -> Result<()> {
     let screen = Screen { strict: true, ..Screen::of_stdout(query.color) };
     if !is_table_on_terminal(query) {
         let mut printer = Printer::new(query, screen);
@@ -149,7 +149,7 @@ fn on_one_screen(text: &str, height: Option<usize>) -> String {
     format!("{shown}… and {} more\n", lines + 1 - room)
 }
 
-fn nothing(query: &StatusQuery) -> &'static str {
+fn nothing(query: &StatusJob) -> &'static str {
     match (query.held, query.wanted.is_empty()) {
         (true, _) => "no lock is held\n",
         (false, true) => "no locks\n",
@@ -165,7 +165,7 @@ enum Printer {
 }
 
 impl Printer {
-    fn new(query: &StatusQuery, screen: Screen) -> Printer {
+    fn new(query: &StatusJob, screen: Screen) -> Printer {
         match query.layout {
             None | Some(Layout::Table) => Printer::Table { table: Box::new(LockTable::new(screen)), printed: 0 },
             Some(Layout::Json) => Printer::Json { printed: 0 },
@@ -195,7 +195,7 @@ impl Printer {
         }
     }
 
-    fn finish(self, query: &StatusQuery) -> Result<()> {
+    fn finish(self, query: &StatusJob) -> Result<()> {
         match self {
             Printer::Table { printed: 0, .. } => print(nothing(query)),
             Printer::Table { .. } => Ok(()),

@@ -8,12 +8,12 @@ use serde_json::json;
 use super::Report;
 use crate::backend::Verdict;
 use crate::clock::Instant;
-use crate::config::Examination;
+use crate::config::DoctorJob;
 use crate::lock::Grant;
 use crate::report::{escape, json_escaped};
 
 impl Report {
-    pub fn as_text(&self, order: &Examination) -> String {
+    pub fn as_text(&self, order: &DoctorJob) -> String {
         let mut text = format!("{}\n", order.service.address);
         for (step, took) in &self.latencies {
             text += &format!("  ok    {step}: {:.2} ms\n", took.as_secs_f64() * 1e3);
@@ -33,7 +33,7 @@ impl Report {
         text + &format!("  with a ttl of {}: {}\n", format_duration(self.grant(order).ttl), timeline.join(", "))
     }
 
-    pub fn as_json(&self, order: &Examination) -> String {
+    pub fn as_json(&self, order: &DoctorJob) -> String {
         let millis = |took: &Duration| took.as_secs_f64() * 1e3;
         let steps: Vec<_> =
             self.latencies.iter().map(|(step, took)| json!({"step": step, "ms": millis(took)})).collect();
@@ -50,14 +50,14 @@ impl Report {
     }
 
     /// What the server grants or, as long as that is not known, what would be asked for.
-    fn grant(&self, order: &Examination) -> Grant {
+    fn grant(&self, order: &DoctorJob) -> Grant {
         let (from, ttl) = (Instant::from_nanos(0), order.timing.ttl);
         let granted = self.grant.map(|grant| Grant { from, ttl: grant.ttl.min(ttl), ..grant });
         granted.unwrap_or(Grant { from, ttl, slack: Duration::ZERO })
     }
 
     /// The instants of a lease, in seconds from its last renewal.
-    fn timeline(&self, order: &Examination) -> [(&'static str, f64); 5] {
+    fn timeline(&self, order: &DoctorJob) -> [(&'static str, f64); 5] {
         let grant = self.grant(order);
         let at = order.timing.deadlines(grant);
         let seconds = |instant: Instant| instant.since(grant.from).as_secs_f64();

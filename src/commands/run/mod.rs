@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
-use crate::config::{Job, Wait};
+use crate::config::{RunJob, Wait};
 use crate::events::{self, MainEvent, Signals};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan, Terminal};
@@ -28,13 +28,13 @@ use wait::Waited;
 /// After this it is left to the lease to run out.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
-pub fn run(job: Job, voice: Voice) -> Result<Exit> {
+pub fn run(job: RunJob, voice: Voice) -> Result<Exit> {
     let voice = with_hooks(&job, voice)?;
     let hooks = voice.clone();
     one_round(job, voice).inspect_err(|error| hooks.call_for(error))
 }
 
-fn one_round(job: Job, voice: Voice) -> Result<Exit> {
+fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
     let mut run = Run::prepare(job, voice)?;
     let exit = match run.wait_for_lock() {
         Ok(Waited::Granted(lease, deadlines)) => run.under_lock(&lease, deadlines),
@@ -59,7 +59,7 @@ fn one_round(job: Job, voice: Voice) -> Result<Exit> {
 
 /// The first process to be forked: what comes later must know that hooks are not the command's. A dlock inside of a hook
 /// has none, or there would be no end of them.
-fn with_hooks(job: &Job, voice: Voice) -> Result<Voice> {
+fn with_hooks(job: &RunJob, voice: Voice) -> Result<Voice> {
     match &job.on_event {
         Some(command) if std::env::var_os(EVENT).is_none() => {
             let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
@@ -70,13 +70,13 @@ fn with_hooks(job: &Job, voice: Voice) -> Result<Voice> {
 }
 
 /// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
-pub fn take(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
+pub fn take(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
     let voice = with_hooks(&job, voice)?;
     let hooks = voice.clone();
     taken(job, voice).inspect_err(|error| hooks.call_for(error))
 }
 
-fn taken(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
+fn taken(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
@@ -99,7 +99,7 @@ fn taken(job: Job, voice: Voice) -> Result<Result<Lease, Exit>> {
 }
 
 struct Run {
-    job: Job,
+    job: RunJob,
     who: Identity,
     voice: Voice,
     signals: Signals,
@@ -115,7 +115,7 @@ struct Run {
 
 impl Run {
     /// Signals first, then the guardian, and only then what may make a thread.
-    fn prepare(job: Job, voice: Voice) -> Result<Run> {
+    fn prepare(job: RunJob, voice: Voice) -> Result<Run> {
         if let Some(path) = &job.metrics_file {
             metrics::refuse_foreign(path)?;
         }

@@ -11,12 +11,12 @@ use super::block_on;
 use super::run::{ancestry, take};
 use crate::backend::{self, Lease, Reheld, within};
 use crate::clock::millis;
-use crate::config::{Acquisition, Extension, Tenure};
+use crate::config::{AcquireJob, Extension, OwnedLockJob};
 use crate::exit::{Exit, Fault};
 use crate::lock::Revocation;
 use crate::report::{Voice, print};
 
-pub fn acquire(order: Acquisition, voice: Voice) -> Result<Exit> {
+pub fn acquire(order: AcquireJob, voice: Voice) -> Result<Exit> {
     let (as_json, address, patience) = (order.json, order.job.service.address.clone(), order.job.service.patience);
     let lease = match take(order.job, voice)? {
         Ok(lease) => lease,
@@ -44,7 +44,7 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
 }
 
 /// Lets it live for its ttl from now on, or ends it.
-pub fn change(order: &Tenure) -> Result<Exit> {
+pub fn change(order: &OwnedLockJob) -> Result<Exit> {
     let mut backend = backend::open(&order.service.address, order.service.patience)?;
     let (name, owner) = (&order.name, &order.owner);
     let patience = order.service.patience.connect;
