@@ -9,7 +9,7 @@ use super::session::Session;
 use crate::exit::Fault;
 
 /// What dlock.version() says.
-const VERSION: i32 = 4;
+const VERSION: i32 = 5;
 /// What upgrade.sql can begin with.
 const UPGRADABLE: i32 = 3;
 const UPGRADE: &str = include_str!("upgrade.sql");

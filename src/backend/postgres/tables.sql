@@ -1,4 +1,4 @@
--- The locks of dlock in PostgreSQL, version 4: tables, and the functions that are the whole protocol.
+-- The locks of dlock in PostgreSQL, version 5: tables, and the functions that are the whole protocol.
 -- Any SQL client may take part, and is then excluded by and excludes every `dlock run`:
 --
 --   SELECT outcome, token FROM dlock.acquire('nightly', 'me-1', ttl => '30 s');   -- granted | busy | ...
@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS dlock.fences (
     token    bigint NOT NULL
 ) WITH (fillfactor = 50);
 
-CREATE OR REPLACE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 4';
+CREATE OR REPLACE FUNCTION dlock.version() RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 5';
 
 -- Nobody changes contenders by hand: that could let a second holder in beside the first.
 CREATE FUNCTION dlock.refuse_by_hand() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -9,7 +9,7 @@ BEGIN
     END IF;
     version := dlock.version();
     IF version <> 3 THEN
-        RAISE 'the schema is of version %; this upgrades version 3 to 4', version;
+        RAISE 'the schema is of version %; this upgrades version 3 to 5', version;
     END IF;
     LOCK TABLE dlock.locks, dlock.contenders IN ACCESS EXCLUSIVE MODE;
     PERFORM set_config('dlock.inside', 'on', true);

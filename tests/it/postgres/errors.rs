@@ -127,11 +127,11 @@ fn an_administrator_can_make_the_whole_schema() {
 fn a_schema_of_another_version_is_78() {
     let server = Postgres::with(&[]);
     used(&server);
-    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 5'");
-    attempt(&server.url()).expect(78).saying("version 5");
+    server.sql("CREATE OR REPLACE FUNCTION dlock.version() RETURNS int LANGUAGE sql AS 'SELECT 6'");
+    attempt(&server.url()).expect(78).saying("of version 6");
     assert_eq!(server.sql("SELECT count(*) FROM dlock.contenders"), "0");
     server.sql("ALTER FUNCTION dlock.acquire RENAME TO obtain");
-    attempt(&server.url()).expect(78).saying("version 5");
+    attempt(&server.url()).expect(78).saying("of version 6");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn a_lock_that_is_held_stays_held() {
 
     // Whoever comes upgrades the schema, for both.
     server.dlock().run("alone").arg("-n").sh("echo no").ended().expect(75).saying("alone");
-    assert_eq!(server.sql("SELECT dlock.version()"), "4");
+    assert_eq!(server.sql("SELECT dlock.version()"), "5");
     assert_eq!((expires(&server, "alone"), expires(&server, "both")), (in_row, in_table), "no lease has changed");
     let next = ["alone", "both"].map(|name| server.dlock().run(name).args(log.witness(&["for=10"])).spawn());
     await_waiters(&server, "alone", 1);
@@ -98,7 +98,7 @@ fn an_older_dlock_is_refused_by_the_upgraded_schema() {
         let refused = server.try_sql(call).unwrap_err();
         assert!(refused.contains("does not exist"), "{refused}");
     }
-    assert_eq!(server.sql("SELECT dlock.version()"), "4");
+    assert_eq!(server.sql("SELECT dlock.version()"), "5");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_role_that_may_not_upgrade_it_is_told_who_can() {
     server.sql(&script);
     attempt().expect(0).silently();
     // A second time there is nothing to do.
-    assert!(server.try_sql(&script).unwrap_err().contains("the schema is of version 4"));
+    assert!(server.try_sql(&script).unwrap_err().contains("the schema is of version 5"));
 }
 
 #[test]
@@ -138,5 +138,5 @@ fn a_schema_of_version_3_by_another_name_is_upgraded_too() {
     until("it to be held", || holder.stdout() == "in\n");
     on(&url).run(&name).arg("-n").sh("echo no").ended().expect(75);
     holder.signal(Signal::SIGTERM);
-    assert_eq!(server.sql("SELECT to_regnamespace('dlock') IS NULL AND locks.version() = 4"), "t");
+    assert_eq!(server.sql("SELECT to_regnamespace('dlock') IS NULL AND locks.version() = 5"), "t");
 }
