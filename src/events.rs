@@ -1,6 +1,8 @@
-//! What the main thread waits for: signals, the guardian, the keeper, and a moment in time.
+//! What the main thread waits for: signals, the guardian, the keeper, and a moment in time; and the terminal that signals
+//! may come from.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -9,8 +11,11 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
+use nix::sys::signal::{
+    SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, raise, sigaction, sigprocmask,
+};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 use crate::clock::Instant;
 use crate::guardian::{Guardian, GuardianEvent};
@@ -163,4 +168,32 @@ pub fn die_of(signal: i32) {
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&SigSet::from(signal)), None);
     let _ = raise(signal);
+}
+
+/// A terminal whose foreground process group we are in.
+#[derive(Debug)]
+pub struct Terminal {
+    tty: File,
+    group: Pid,
+}
+
+impl Terminal {
+    pub fn in_foreground() -> Option<Terminal> {
+        let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        let group = getpgrp();
+        (tcgetpgrp(tty.as_fd()) == Ok(group)).then_some(Terminal { tty, group })
+    }
+
+    pub fn group(&self) -> Pid {
+        self.group
+    }
+
+    /// A command that made itself the foreground, as an interactive shell does, and was then killed leaves
+    /// the terminal to nobody. SIGTTOU must be blocked.
+    pub fn take_back(&self) {
+        let nobody = |group| killpg(group, None) == Err(Errno::ESRCH);
+        if tcgetpgrp(self.tty.as_fd()).is_ok_and(nobody) {
+            let _ = tcsetpgrp(self.tty.as_fd(), self.group);
+        }
+    }
 }

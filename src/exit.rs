@@ -38,6 +38,8 @@ pub enum Fault {
     Usage,
     OtherSlots,
     Unreachable,
+    /// The disk with the locks is full, or fails.
+    Disk,
     /// Somebody uses the lock.
     Busy,
     Refused,
@@ -57,7 +59,7 @@ impl Fault {
         Exit::Code(match self {
             Fault::Usage => 64,
             Fault::OtherSlots => 65,
-            Fault::Unreachable => 69,
+            Fault::Unreachable | Fault::Disk => 69,
             Fault::Busy => Exit::BUSY,
             Fault::Refused => 77,
             Fault::Config => 78,
@@ -78,10 +80,11 @@ impl fmt::Display for Fault {
             Fault::Usage => "usage",
             Fault::OtherSlots => "in use with another number of slots",
             Fault::Unreachable => "the backend cannot be reached",
+            Fault::Disk => "the disk with the locks cannot be used",
             Fault::Busy => "the lock is in use",
             Fault::Refused => "the backend denied access",
             Fault::Config => "configuration",
-            Fault::NotOurs => "the lock is not ours",
+            Fault::NotOurs => "refused",
             Fault::StaleToken => "the fencing token would go back",
             Fault::Internal => "dlock failed",
         })

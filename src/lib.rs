@@ -2,6 +2,12 @@
 //!
 //! A library for the binary and for the tests alone: it promises nothing to other programs.
 
+// What only some backends need is unused in a dlock without them.
+#![cfg_attr(
+    not(all(feature = "etcd", feature = "mysql", feature = "postgres", feature = "redis", feature = "zookeeper")),
+    allow(dead_code, unused_imports)
+)]
+
 pub mod backend;
 pub mod cli;
 pub mod clock;
@@ -13,7 +19,5 @@ pub mod exit;
 pub mod guardian;
 pub mod keeper;
 pub mod lock;
-pub mod metrics;
-mod notify;
 mod openat;
 pub mod report;

@@ -1,7 +1,6 @@
 //! Everything dlock prints on standard error: one line an event, as text or as JSON, and a live line
 //! while somebody at a terminal waits. Text from elsewhere is escaped here and nowhere else.
 
-mod escape;
 mod event;
 mod wording;
 
@@ -18,10 +17,12 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::guardian::Hooks;
 use crate::lock::{Holder, LockName};
-pub use escape::{escape, json_escaped};
 pub use event::Event;
-use event::{Level, Message, WAITING};
-pub use wording::{brief, date_and_age, describe, how_it_ended, how_it_ended_and_when, since, whole_seconds, whose};
+use event::{Level, WAITING};
+pub use wording::{
+    brief, date_and_age, describe, escape, how_it_ended, how_it_ended_and_when, json_escaped, since, whole_seconds,
+    whose,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
@@ -65,12 +66,12 @@ impl Voice {
     }
 
     pub fn tell(&mut self, name: &LockName, event: &Event) {
-        self.line(Some(name), &event.message());
+        self.line(Some(name), event);
     }
 
     /// The same where no lock is spoken of.
     pub fn say(&mut self, event: &Event) {
-        self.line(None, &event.message());
+        self.line(None, event);
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
@@ -82,20 +83,20 @@ impl Voice {
         self.call_hook(None, &failure(error));
     }
 
-    fn call_hook(&self, name: Option<&LockName>, message: &Message) {
-        let is_wanted = message.level != Level::Info || matches!(message.kind, "acquired" | "released");
+    fn call_hook(&self, name: Option<&LockName>, event: &Event) {
+        let is_wanted = event.level != Level::Info || matches!(event.kind, "acquired" | "released");
         if let Some(hooks) = self.hooks.as_ref().filter(|_| is_wanted) {
-            hooks.call(message.kind, &json_line(name, message));
+            hooks.call(event.kind, &json_line(name, event));
         }
     }
 
-    fn line(&mut self, name: Option<&LockName>, message: &Message) {
-        self.call_hook(name, message);
-        let needed = match message.level {
+    fn line(&mut self, name: Option<&LockName>, event: &Event) {
+        self.call_hook(name, event);
+        let needed = match event.level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
             // A log for machines has it in any case.
-            Level::Info if message.kind == WAITING && self.format == Format::Json => Loudness::Normal,
+            Level::Info if event.kind == WAITING && self.format == Format::Json => Loudness::Normal,
             Level::Info => Loudness::Verbose,
         };
         if self.loudness < needed {
@@ -103,9 +104,9 @@ impl Voice {
         }
         self.clear();
         speak(&match (self.format, name) {
-            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(&message.text))),
-            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&message.text))),
-            (Format::Json, name) => json_line(name, message),
+            (Format::Text, Some(name)) => clipped_line(format!("dlock: {name}: {}", escape(&event.text))),
+            (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&event.text))),
+            (Format::Json, name) => json_line(name, event),
         });
     }
 
@@ -139,18 +140,20 @@ impl Voice {
     }
 }
 
-fn failure(error: &anyhow::Error) -> Message {
+fn failure(error: &anyhow::Error) -> Event {
     let fault = Fault::of(error);
     let hint = match fault {
-        Fault::Unreachable => "; see that the server runs and that the URL is right, or raise --connect-timeout",
+        Fault::Unreachable => "; check that the server runs and that the URL is right, or raise --connect-timeout",
         _ => "",
     };
     let text = match fault {
         // "usage" and the like would only repeat what the sentence behind them says.
-        Fault::Usage | Fault::Internal | Fault::OtherSlots => causes(error, &fault.to_string()),
+        Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
+            causes(error, &fault.to_string())
+        }
         _ => causes(error, ""),
     };
-    Message::new(Level::Error, "failed", format!("{text}{hint}")).with("exit_code", fault.exit().code())
+    Event::failed(format!("{text}{hint}"), fault.exit().code())
 }
 
 /// A pipe that can be written to has room for this many bytes.
@@ -163,12 +166,12 @@ fn clipped_line(mut text: String) -> String {
 }
 
 /// One object a line, whole however long the message is.
-fn json_line(name: Option<&LockName>, message: &Message) -> String {
+fn json_line(name: Option<&LockName>, event: &Event) -> String {
     let time = humantime::format_rfc3339_millis(clock::wall()).to_string();
-    let (level, event) = (message.level, message.kind);
-    let (mut text, mut fields) = (message.text.clone(), message.fields.clone());
+    let (level, kind) = (event.level, event.kind);
+    let (mut text, mut fields) = (event.text.clone(), event.fields.clone());
     loop {
-        let mut object = json!({"time": time, "level": level, "event": event, "name": name, "message": text});
+        let mut object = json!({"time": time, "level": level, "event": kind, "name": name, "message": text});
         object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
         let line = json_escaped(&object.to_string()) + "\n";
         match text.chars().count() / 2 {
@@ -213,6 +216,11 @@ pub fn print(text: impl AsRef<[u8]>) -> Result<()> {
     }
 }
 
+/// Writes one JSON text and a line break to standard output, with nothing hidden in it.
+pub fn print_json(value: &serde_json::Value) -> Result<()> {
+    print(json_escaped(&value.to_string()) + "\n")
+}
+
 /// Where we are in the queue, if others are before us.
 fn place(ahead: Option<usize>) -> String {
     ahead.filter(|ahead| *ahead > 0).map_or_else(String::new, |ahead| format!(", {ahead} ahead of us"))
@@ -254,7 +262,7 @@ mod tests {
         for length in [10, 1000, 3000, 5000, 100_000] {
             for c in ['x', '\u{202e}', 'ü'] {
                 let long = c.to_string().repeat(length);
-                let line = json_line(None, &Event::Lost { why: &long }.message());
+                let line = json_line(None, &Event::lost(&long));
                 assert!(line.len() <= ROOM && line.ends_with("}\n"), "{} bytes", line.len());
                 let read: Value = serde_json::from_str(&line).unwrap();
                 assert_eq!(read["event"], "lost");

@@ -17,8 +17,8 @@ use crate::openat;
 pub const COMMON: [&str; 7] = ["prefix", "tls-ca", "tls-cert", "tls-key", "username", "password", "password-file"];
 
 /// What cannot be told apart from a password that is not encoded, and so must not be repeated.
-const ENCODE: &str = "the URL has an @ behind its hosts: write it as %40 and, if that is where a password ends, \
-                      / ? # and : in the password as %2F %3F %23 and %3A; or name a file with password-file=PATH";
+const ENCODE: &str = "the URL has an @ after its hosts. Write / ? # : and @ in a password as %2F %3F %23 %3A and %40, \
+                      or put the password into a file and name it with ?password-file=PATH";
 
 /// A DNS name is no longer, nor is the path of a socket.
 const LONGEST_HOST: usize = 255;
@@ -56,10 +56,10 @@ impl Address {
 
     /// The text of a wrong URL is not repeated: it may hold a password.
     fn split(url: &str) -> Result<Address> {
-        let (scheme, rest) = url.split_once("://").context("a backend URL looks like scheme://host/…")?;
+        let (scheme, rest) = url.split_once("://").context("a backend is a URL like redis://HOST")?;
         ensure!(
             !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+'),
-            "a URL scheme is of lowercase letters"
+            "a URL begins with its scheme in lowercase letters, like redis://"
         );
         let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let address = Address::of(scheme, authority, rest);
@@ -83,7 +83,7 @@ impl Address {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             ensure!(!key.contains('@'), ENCODE);
-            ensure!(params.insert(decode(key)?, decode(value)?).is_none(), "the URL names {key:?} twice");
+            ensure!(params.insert(decode(key)?, decode(value)?).is_none(), "the URL has the parameter {key:?} twice");
         }
         let (scheme, path, unsure) = (scheme.to_owned(), decode(path)?, rest.contains('@'));
         Ok(Address { scheme, username, password, hosts, path, params, unsure })
@@ -154,9 +154,13 @@ impl Address {
         for key in self.params.keys() {
             if known().all(|one| one != key) {
                 ensure!(!self.unsure, Fault::Config.because(ENCODE));
-                let near = nearest(key, known().chain(SETTINGS));
-                return Err(Fault::Config
-                    .because(format_args!("{}:// has no parameter {key:?}; did you mean {near:?}?", self.scheme)));
+                let advice = match nearest(key, known().chain(SETTINGS)) {
+                    Some(near) => format!("did you mean {near:?}?"),
+                    None => "dlock man backends lists them".to_owned(),
+                };
+                return Err(
+                    Fault::Config.because(format_args!("{}:// has no parameter {key:?}; {advice}", self.scheme))
+                );
             }
         }
         Ok(())
@@ -170,24 +174,37 @@ fn non_empty(text: String) -> Option<String> {
 fn split_host(text: &str) -> Result<Host> {
     let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((name, "")) => (name, None),
-        Some((name, port)) => (name, Some(port.strip_prefix(':').context("after ] comes :port")?)),
+        Some((name, port)) => {
+            (name, Some(port.strip_prefix(':').context("only :PORT can follow the ] of an IPv6 address")?))
+        }
         None => match text.split_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (text, None),
         },
     };
-    let port = port
-        .map(|port| {
-            port.parse::<u16>().ok().filter(|&port| port > 0).context(
-                "what follows the : of a host is no port, which is a number from 1 to 65535; a password ends with an @",
-            )
-        })
-        .transpose()?;
+    let number = port.map(|port| port.parse::<u16>().ok().filter(|&port| port > 0)).map(|port| port.ok_or(()));
+    let Ok(number) = number.transpose() else { return Err(no_port(name, port.unwrap_or_default())) };
     let name = decode(name)?;
-    ensure!(!name.is_empty(), "a host name is missing before the port");
+    ensure!(!name.is_empty(), "the URL has a port, but no host before it");
     let odd = |c: char| c.is_control() || c.is_whitespace() || matches!(c, '[' | ']');
-    ensure!(name.len() <= LONGEST_HOST && !name.contains(odd), "the URL names a host that cannot be one");
-    Ok(Host { name, port })
+    ensure!(
+        name.len() <= LONGEST_HOST && !name.contains(odd),
+        "the URL has a host with a space, a bracket or a control character, or a very long one"
+    );
+    Ok(Host { name, port: number })
+}
+
+/// What is no number may be a password whose @ was forgotten.
+fn no_port(host: &str, port: &str) -> anyhow::Error {
+    match port {
+        "" => anyhow!("the URL has a : without a port after host {host:?}"),
+        port if port.len() <= 6 && port.bytes().all(|byte| byte.is_ascii_digit()) => {
+            anyhow!("host {host:?} has the port {port}, but a port is a number from 1 to 65535")
+        }
+        _ => {
+            anyhow!("what follows \"{host}:\" is not a port, a number from 1 to 65535; a password is followed by @HOST")
+        }
+    }
 }
 
 fn decode(text: &str) -> Result<String> {
@@ -201,10 +218,10 @@ fn decode(text: &str) -> Result<String> {
         }
         let hex = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
         let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        bytes.push(byte.context("a % in a URL needs two hexadecimal digits behind it")?);
+        bytes.push(byte.context("a % in a URL is followed by two hexadecimal digits; the % itself is written %25")?);
         rest = &tail[2..];
     }
-    ensure!(!bytes.contains(&0), "a URL must not have %00 in it");
+    ensure!(!bytes.contains(&0), "a URL must not contain %00");
     String::from_utf8(bytes).context("the URL is not UTF-8")
 }
 

@@ -9,15 +9,29 @@
 //! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
 
 mod address;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod described;
+#[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "net")]
 mod net;
+#[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
 pub mod redlock;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod sslmode;
+#[cfg(feature = "net")]
 mod tls;
+#[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
+use std::collections::{BTreeSet, btree_set};
 use std::fs::File;
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -31,9 +45,12 @@ use serde::Serialize;
 use crate::clock::Instant;
 use crate::config::nearest;
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, messages, rounded};
+use crate::lock::{
+    Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, messages, rounded,
+};
+use crate::report::describe;
 pub use address::{Address, COMMON, Host};
-pub use file::{DiskTrouble, default_address as file_default_address};
+pub use file::{default_address as file_default_address, held_by_root};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
@@ -54,6 +71,12 @@ impl Ask {
     fn lease(&self, token: Token, slot: Option<u32>, grant: Grant) -> Lease {
         let (name, owner) = (self.name.clone(), self.who.owner.clone());
         Lease { name, owner, token, slot, grant, descriptors: Vec::new() }
+    }
+
+    /// What comes of it if a contender uses the lock with another number of slots.
+    fn differs_from(&self, other: Contender) -> Attempt {
+        let theirs = other.mode;
+        Attempt::OtherSlots(messages::other_slots(describe(&other.into_holder()), theirs, self.mode))
     }
 }
 
@@ -195,6 +218,25 @@ pub struct Page {
     pub locks: Vec<LockState>,
     /// Hand this in to get the next page; `None` after the last.
     pub next: Option<String>,
+}
+
+/// The names of all locks, where a server tells them only all at once.
+#[derive(Default)]
+struct Listing(btree_set::IntoIter<LockName>);
+
+impl Listing {
+    fn of(names: BTreeSet<LockName>) -> Listing {
+        Listing(names.into_iter())
+    }
+
+    fn next(&mut self, most: usize) -> Vec<LockName> {
+        self.0.by_ref().take(most).collect()
+    }
+
+    /// What a [`Page`] says if there are more.
+    fn more(&self) -> Option<String> {
+        (self.0.len() > 0).then(|| "more".to_owned())
+    }
 }
 
 /// One thing that `dlock doctor` found out about a backend.
@@ -358,7 +400,7 @@ pub struct Kind {
     schema: Option<fn(&Address) -> Result<String>>,
 }
 
-/// Every backend there is.
+/// Every backend that was built in. A feature of the crate stands for each but files.
 pub const KINDS: &[Kind] = &[
     Kind {
         schemes: &["file"],
@@ -366,6 +408,7 @@ pub const KINDS: &[Kind] = &[
         open: |address, _| Ok(Box::new(file::FileBackend::open(address)?)),
         schema: None,
     },
+    #[cfg(feature = "redis")]
     Kind {
         schemes: &[
             "redis",
@@ -380,43 +423,73 @@ pub const KINDS: &[Kind] = &[
         open: |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
         schema: None,
     },
+    #[cfg(feature = "redis")]
     Kind {
         schemes: &["redlock", "redlocks"],
         parameters: &[],
         open: |address, patience| Ok(Box::new(redlock::Redlock::open(address, patience)?)),
         schema: None,
     },
+    #[cfg(feature = "etcd")]
     Kind {
         schemes: &["etcd", "etcds"],
         parameters: &[],
         open: |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?)),
         schema: None,
     },
+    #[cfg(feature = "zookeeper")]
     Kind {
         schemes: &["zookeeper", "zk", "zookeepers"],
         parameters: zookeeper::PARAMETERS,
         open: |address, patience| Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?)),
         schema: None,
     },
+    #[cfg(feature = "postgres")]
     Kind {
         schemes: &["postgres", "postgresql"],
         parameters: postgres::PARAMETERS,
         open: |address, patience| Ok(Box::new(postgres::Postgres::open(address, patience)?)),
         schema: Some(postgres::schema),
     },
+    #[cfg(feature = "mysql")]
+    Kind {
+        schemes: &["mysql", "mariadb"],
+        parameters: mysql::PARAMETERS,
+        open: |address, patience| Ok(Box::new(mysql::Mysql::open(address, patience)?)),
+        schema: Some(mysql::schema),
+    },
 ];
+
+/// The backends of this dlock, by their names.
+pub fn built_in() -> Vec<&'static str> {
+    KINDS.iter().map(|kind| kind.schemes[0]).collect()
+}
 
 /// Which backend an address means; an error also if that does not know the address's parameters.
 pub fn kind(address: &Address) -> Result<&'static Kind> {
     let scheme = address.scheme();
     let Some(kind) = KINDS.iter().find(|kind| kind.schemes.contains(&scheme)) else {
-        let near = nearest(scheme, KINDS.iter().flat_map(|kind| kind.schemes.iter().copied()));
-        return Err(
-            Fault::Config.because(format_args!("no backend has the scheme {scheme}://; did you mean {near}://?"))
-        );
+        return Err(Fault::Config.because(format_args!("dlock has no backend {scheme}://; {}", other_scheme(scheme))));
     };
     address.expect_params(kind.parameters)?;
     Ok(kind)
+}
+
+/// What to write instead of a scheme that no backend has.
+fn other_scheme(scheme: &str) -> String {
+    const OTHER_NAMES: [(&str, &str); 6] = [
+        ("http", "etcd"),
+        ("https", "etcds"),
+        ("keydb", "redis"),
+        ("pg", "postgres"),
+        ("valkey", "redis"),
+        ("valkeys", "rediss"),
+    ];
+    let meant = OTHER_NAMES.iter().find(|(name, _)| *name == scheme).map_or(scheme, |(_, scheme)| scheme);
+    match nearest(meant, KINDS.iter().flat_map(|kind| kind.schemes.iter().copied())) {
+        Some(near) => format!("did you mean {near}://?"),
+        None => format!("this dlock has {}", built_in().join(", ")),
+    }
 }
 
 /// Opens what an address names.
@@ -429,7 +502,8 @@ pub fn schema(address: &Address) -> Result<String> {
         Some(schema) => schema(address),
         None => {
             let scheme = address.scheme();
-            Err(Fault::Usage.because(format_args!("{scheme}:// has no schema; --backend postgres://… has")))
+            Err(Fault::Usage
+                .because(format_args!("{scheme}:// has no schema; --backend postgres://… and mysql://… have")))
         }
     }
 }

@@ -30,12 +30,19 @@ pub async fn unix(path: &Path) -> Result<Socket> {
     Ok(Box::new(stream.context(Fault::Unreachable)?))
 }
 
-/// `at` is `host:port`. With TLS, the server has to prove that it is this host.
+/// `at` is `host:port`.
 pub async fn tcp(at: &str, secured: Option<&Arc<ClientConfig>>) -> Result<Socket> {
     let connected = TcpStream::connect(at).await.with_context(|| format!("cannot connect to {at}"));
     let stream = connected.context(Fault::Unreachable)?;
     stream.set_nodelay(true).context("TCP_NODELAY")?;
-    let Some(config) = secured else { return Ok(Box::new(stream)) };
+    match secured {
+        Some(config) => encrypt(stream, at, config).await,
+        None => Ok(Box::new(stream)),
+    }
+}
+
+/// TLS with `host:port`, which has to prove that it is this host.
+pub async fn encrypt(stream: TcpStream, at: &str, config: &Arc<ClientConfig>) -> Result<Socket> {
     let host = at.rsplit_once(':').map_or(at, |(host, _)| host).trim_matches(['[', ']']);
     let host = ServerName::try_from(host.to_owned())
         .with_context(|| format!("TLS cannot verify a host named {host:?}"))

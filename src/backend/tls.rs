@@ -15,9 +15,17 @@ use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, Error, RootCertStore};
 use super::Address;
 use crate::exit::Fault;
 
-/// What the address says about TLS. Reads files, sends nothing.
-pub fn client_config(address: &Address) -> Result<Arc<ClientConfig>> {
-    read_config(address).context(Fault::Config)
+/// What the address says about TLS; `None` if its scheme has none. Reads files, sends nothing.
+pub fn client_config(address: &Address, has_tls: bool) -> Result<Option<Arc<ClientConfig>>> {
+    if has_tls {
+        return read_config(address).context(Fault::Config).map(Some);
+    }
+    match ["tls-ca", "tls-cert", "tls-key"].into_iter().find(|key| address.param(key).is_some()) {
+        Some(key) => Err(Fault::Config.because(format_args!(
+            "{address} has {key} but no TLS, which rediss://, redlocks://, etcds:// and zookeepers:// have"
+        ))),
+        None => Ok(None),
+    }
 }
 
 fn read_config(address: &Address) -> Result<Arc<ClientConfig>> {
@@ -45,14 +53,13 @@ pub fn with_client_certificate(
     builder.with_client_auth_cert(certificates(chain)?, private).with_context(both)
 }
 
-/// For schemes without TLS: whoever names a certificate means another one.
-pub fn refuse(address: &Address) -> Result<()> {
-    match ["tls-ca", "tls-cert", "tls-key"].into_iter().find(|key| address.param(key).is_some()) {
-        Some(key) => Err(Fault::Config.because(format_args!(
-            "{address} has {key} but no TLS, which rediss://, redlocks://, etcds:// and zookeepers:// have"
-        ))),
-        None => Ok(()),
-    }
+/// Whether this certificate and its key can be used, for a client library that reads them only when it connects.
+pub fn check_client_certificate(chain: &Path, key: &Path) -> Result<()> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .context("rustls and its provider share no TLS version")?
+        .with_root_certificates(RootCertStore::empty());
+    with_client_certificate(builder, chain, key).map(drop)
 }
 
 /// Whom we trust: the certificates in this file, or those of the system.
@@ -70,6 +77,14 @@ pub fn roots(file: Option<&Path>) -> Result<RootCertStore> {
     }
     ensure!(!roots.is_empty(), "no certificate authority to trust: name one with tls-ca");
     Ok(roots)
+}
+
+/// What the system trusts, as certificates: without those that rustls cannot use.
+pub fn of_the_system() -> Result<Vec<CertificateDer<'static>>> {
+    let mut certificates = rustls_native_certs::load_native_certs().certs;
+    certificates.retain(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
+    ensure!(!certificates.is_empty(), "no certificate authority to trust: name one with tls-ca");
+    Ok(certificates)
 }
 
 pub fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {

@@ -1,9 +1,8 @@
-//! From the words that were typed to clap's structs, and from clap's errors to one line.
+//! From the words that were typed to clap's structs.
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Parser};
+use clap::{Arg, Command, CommandFactory, Parser};
 
 use super::Cli;
 
@@ -18,8 +17,7 @@ impl Cli {
 
     /// Whether some verb has a flag of this name, without the dashes.
     pub fn has_flag(word: &str) -> bool {
-        let is_it = |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&word));
-        Cli::complete().get_subcommands().any(|verb| verb.get_arguments().any(is_it))
+        Cli::complete().get_subcommands().any(|verb| option(verb, word).is_some())
     }
 
     /// With the flags of all verbs; clap by itself looks only at the verb that was typed.
@@ -49,41 +47,51 @@ fn with_watch_joined(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     joined
 }
 
-/// What is wrong with the words behind `dlock`, in one line; clap explains it over several.
-pub fn mistake(error: &clap::Error, words: &[String]) -> String {
-    let verb = words.first().map(String::as_str);
-    if let (ErrorKind::InvalidSubcommand, Some(word)) = (error.kind(), verb)
-        && error.get(ContextKind::SuggestedSubcommand).is_none()
-        && words.iter().any(|word| word == "--")
-    {
-        return format!("{word} is no verb of dlock; under a lock of that name: dlock run --name {word} -- CMD");
-    }
-    let text = error.render().to_string();
-    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
-    let worth_saying = |line: &&str| !line.is_empty() && !line.starts_with("tip: to pass");
-    let sentence = lines.filter(worth_saying).collect::<Vec<_>>().join(" ").replacen("error: ", "", 1);
-    let sentence = sentence.replace(" tip: ", "; ");
-    let verb = verb.filter(|verb| Cli::has_verb(verb));
-    let takes_command = matches!(verb, Some("run" | "fence"));
-    let sentence = match (error.kind(), bare_word(error).filter(|_| takes_command)) {
-        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => "a command is missing, like run or status".into(),
-        (_, Some(word)) => format!("put -- before the command: -- {word}"),
-        _ => sentence.split(" For more information").next().unwrap_or_default().trim_end_matches('.').to_owned(),
+/// The option of this name, without the dashes.
+pub fn option<'a>(verb: &'a Command, name: &str) -> Option<&'a Arg> {
+    let is_it = |arg: &&Arg| {
+        arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
     };
-    match verb {
-        Some(verb) => format!("{sentence}; see dlock {verb} --help"),
-        None => format!("{sentence}; see dlock --help"),
-    }
+    verb.get_arguments().find(is_it)
 }
 
-/// The first word that clap took for an argument too many.
-fn bare_word(error: &clap::Error) -> Option<&str> {
-    match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => {
-            Some(word.as_str()).filter(|word| !word.starts_with('-'))
+/// What stands behind a verb, before any `--`.
+#[derive(Default)]
+pub struct Given<'a> {
+    pub values: Vec<(&'a Arg, String)>,
+    /// Words that belong to no option.
+    pub bare: Vec<String>,
+    /// The last word is an option that needs a value.
+    pub waits_for_value: Option<&'a Arg>,
+}
+
+pub fn given<'a>(verb: &'a Command, words: &[String]) -> Given<'a> {
+    let mut given = Given::default();
+    let takes_next = |arg: &Arg| arg.get_action().takes_values() && !arg.is_require_equals_set();
+    for word in words.iter().take_while(|word| *word != "--") {
+        if let Some(arg) = given.waits_for_value.take() {
+            given.values.push((arg, word.clone()));
+        } else if let Some(long) = word.strip_prefix("--") {
+            match long.split_once('=') {
+                Some((name, value)) => given.values.extend(option(verb, name).map(|arg| (arg, value.to_owned()))),
+                None => given.waits_for_value = option(verb, long).filter(|arg| takes_next(arg)),
+            }
+        } else if let Some(shorts) = word.strip_prefix('-').filter(|shorts| !shorts.is_empty()) {
+            // -nq is -n -q, and -b redis://h can be written -bredis://h.
+            for (at, short) in shorts.char_indices() {
+                let arg = verb.get_arguments().find(|arg| arg.get_short() == Some(short) && takes_next(arg));
+                let Some(arg) = arg else { continue };
+                match &shorts[at + short.len_utf8()..] {
+                    "" => given.waits_for_value = Some(arg),
+                    value => given.values.push((arg, value.to_owned())),
+                }
+                break;
+            }
+        } else {
+            given.bare.push(word.clone());
         }
-        _ => None,
     }
+    given
 }
 
 #[cfg(test)]

@@ -4,30 +4,46 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::block_on;
 use super::run::{ancestry, take};
-use crate::backend::{self, Lease, Reheld, within};
+use crate::backend::{Lease, Reheld, within};
+use crate::cli::{AcquireArgs, Named, ReleaseArgs, RenewArgs, RunArgs};
 use crate::clock::millis;
-use crate::config::{AcquireJob, Extension, OwnedLockJob};
+use crate::config::{Layers, RunJob, Service, names};
 use crate::exit::{Exit, Fault};
-use crate::lock::Revocation;
+use crate::lock::{LeaseTiming, LockName, OwnerId, Revocation};
 use crate::report::{Voice, print};
 
-pub fn acquire(order: AcquireJob, voice: Voice) -> Result<Exit> {
-    let (as_json, address, patience) = (order.json, order.job.service.address.clone(), order.job.service.patience);
-    let lease = match take(order.job, voice)? {
+pub fn acquire(args: AcquireArgs, layers: Layers, voice: Voice) -> Result<Exit> {
+    let name = names::of("acquire", args.named)?.to_string();
+    let as_run = RunArgs {
+        named: Named { name: Some(name), words: Vec::new() },
+        ttl: args.ttl,
+        wait: args.wait,
+        no_wait: args.no_wait,
+        shared: args.shared,
+        slots: args.slots,
+        conflict_exit_code: args.conflict_exit_code,
+        note: args.note,
+        // Never started, only shown by `status`.
+        argv: vec!["dlock".into(), "acquire".into()],
+        ..RunArgs::default()
+    };
+    let job = RunJob::from_args(as_run, layers)?;
+    let service = job.service.clone();
+    let lease = match take(job, voice)? {
         Ok(lease) => lease,
         Err(exit) => return Ok(fail_the_eval(exit)),
     };
-    let printed = print(if as_json { json_of(&lease) } else { assignments(&lease) });
+    let printed = print(if args.json { json_of(&lease) } else { assignments(&lease) });
     if printed.is_err() {
-        // Who was not told of a lock will not let go of it.
-        let mut backend = backend::open(&address, patience)?;
-        block_on(within(patience.connect, backend.rehold(&lease.name, &lease.owner, Duration::ZERO)))?;
-        return Err(Fault::Internal.because("cannot write to standard output: the lock was let go again"));
+        // Nobody was told of this lock, so nobody would release it.
+        let mut backend = service.open()?;
+        block_on(within(service.patience.connect, backend.rehold(&lease.name, &lease.owner, Duration::ZERO)))?;
+        return Err(Fault::Internal.because("cannot write to standard output: the lock was released again"));
     }
     Ok(Exit::OK)
 }
@@ -43,13 +59,42 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
     exit
 }
 
-/// Lets it live for its ttl from now on, or ends it.
-pub fn change(order: &OwnedLockJob) -> Result<Exit> {
-    let mut backend = backend::open(&order.service.address, order.service.patience)?;
-    let (name, owner) = (&order.name, &order.owner);
-    let patience = order.service.patience.connect;
+pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
+    let ttl = layers.ttl(args.ttl.as_deref())?;
+    LeaseTiming::new(ttl, None).context(Fault::Usage)?;
+    let service = layers.service(None)?;
+    let (name, owner) = (names::of("renew", args.named)?, owner(args.owner)?);
+    change(&service, &name, &owner, if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) })
+}
+
+pub fn release(args: ReleaseArgs, mut layers: Layers) -> Result<Exit> {
+    let service = layers.service(None)?;
+    let (name, owner) = (names::of("release", args.named)?, owner(args.owner)?);
+    change(&service, &name, &owner, Extension::End)
+}
+
+fn owner(typed: Option<String>) -> Result<OwnerId> {
+    let owner = typed.or_else(|| std::env::var("DLOCK_OWNER").ok()).filter(|owner| !owner.is_empty());
+    let missing = || Fault::Usage.because("whose lock? Pass what dlock acquire has printed: --owner \"$DLOCK_OWNER\"");
+    owner.ok_or_else(missing)?.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)
+}
+
+/// What is to become of a lock that was acquired.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extension {
+    /// For so long from now on.
+    To(Duration),
+    /// For the ttl that it was taken or last renewed with or, if that is not known, for this.
+    AsBefore(Duration),
+    /// Not at all: release it.
+    End,
+}
+
+fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extension) -> Result<Exit> {
+    let mut backend = service.open()?;
+    let patience = service.patience.connect;
     let reheld = block_on(async {
-        let ttl = match order.extension {
+        let ttl = match extension {
             Extension::To(ttl) => ttl,
             Extension::AsBefore(unknown) => {
                 let state = within(patience, backend.inspect(name)).await?;
@@ -76,9 +121,11 @@ pub fn change(order: &OwnedLockJob) -> Result<Exit> {
             Err(Fault::NotOurs.because(format_args!("{operator} takes {name} away ({reason}): stop what needs it")))
         }
         // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if order.extension != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
-        Reheld::Running => Err(Fault::Usage
-            .because(format_args!("{name} is held by a dlock run, which renews it and lets go of it by itself"))),
+        Reheld::Running if extension != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
+        Reheld::Running => {
+            Err(Fault::Usage
+                .because(format_args!("{name} is held by a dlock run, which renews and releases it by itself")))
+        }
     }
 }
 

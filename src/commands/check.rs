@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::block_on;
 use super::selected::each_page;
 use super::table::clipped;
-use crate::backend;
+use crate::cli::CheckArgs;
 use crate::clock::millis;
-use crate::config::CheckJob;
+use crate::config::{Layers, flag, names, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
-use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, json_escaped, print, since};
+use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since};
 
 /// The better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -61,11 +61,31 @@ struct Verdict {
     json: Value,
 }
 
-pub fn check(order: &CheckJob) -> Result<Exit> {
-    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+/// What a lock is checked against.
+struct Limits {
+    held_at_most: Option<Duration>,
+    last_success_within: Option<Duration>,
+    waiting_at_most: Option<Duration>,
+    /// The part of a limit from which on there is a warning.
+    warn: Option<f64>,
+}
+
+pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
+    let wanted = names::all(&args.locks)?;
+    if wanted.is_empty() {
+        return Err(Fault::Usage.because("which lock? dlock check NAME, or for all locks: dlock check '*'"));
+    }
+    let service = layers.service(None)?;
+    let limits = Limits {
+        held_at_most: flag("--held-at-most", args.held_at_most.as_deref(), values::duration)?,
+        last_success_within: flag("--last-success-within", args.last_success_within.as_deref(), values::duration)?,
+        waiting_at_most: flag("--waiting-at-most", args.waiting_at_most.as_deref(), values::duration)?,
+        warn: flag("--warn", args.warn.as_deref(), values::part)?,
+    };
+    let mut backend = service.open()?;
     let mut verdicts = Vec::new();
-    block_on(each_page(&order.wanted, order.service.patience.connect, backend.as_mut(), |page| {
-        verdicts.extend(page.iter().map(|state| judge(state, order)));
+    block_on(each_page(&wanted, service.patience.connect, backend.as_mut(), |page| {
+        verdicts.extend(page.iter().map(|state| judge(state, &limits)));
         Ok(())
     }))?;
     if verdicts.is_empty() {
@@ -74,7 +94,7 @@ pub fn check(order: &CheckJob) -> Result<Exit> {
     let status = verdicts.iter().map(|verdict| verdict.status).max().unwrap_or(Status::Unknown);
     let message = message(&verdicts);
     let data: Vec<_> = verdicts.iter().flat_map(|verdict| verdict.data.iter().map(String::as_str)).collect();
-    answer(status, &message, &data, verdicts.iter().map(|verdict| verdict.json.clone()).collect(), order.json)
+    answer(status, &message, &data, verdicts.iter().map(|verdict| verdict.json.clone()).collect(), args.json)
 }
 
 /// For whatever kept us from checking.
@@ -88,8 +108,7 @@ pub fn unknown(error: &anyhow::Error) -> Exit {
 fn answer(status: Status, message: &str, data: &[&str], locks: Vec<Value>, as_json: bool) -> Result<Exit> {
     let code = status.code();
     if as_json {
-        let json = json!({"status": status, "exit_code": code, "message": message, "locks": locks});
-        print(json_escaped(&json.to_string()) + "\n")?;
+        print_json(&json!({"status": status, "exit_code": code, "message": message, "locks": locks}))?;
     } else {
         let data = if data.is_empty() { String::new() } else { format!(" | {}", data.join(" ")) };
         // What stands behind a bar is performance data.
@@ -112,7 +131,7 @@ fn message(verdicts: &[Verdict]) -> String {
     }
 }
 
-fn judge(state: &LockState, order: &CheckJob) -> Verdict {
+fn judge(state: &LockState, limits: &Limits) -> Verdict {
     let name = state.name.to_string();
     let mut verdict = Verdict { name, status: Status::Ok, says: Vec::new(), data: Vec::new(), json: Value::Null };
     let holder = state.holders.iter().min_by_key(|holder| holder.acquired_at);
@@ -120,12 +139,12 @@ fn judge(state: &LockState, order: &CheckJob) -> Verdict {
     let who = |holder: &Holder| clipped(&describe(&Holder { acquired_at: None, ..holder.clone() }), 120);
     let by = holder.map(|holder| format!(" by {}", who(holder))).unwrap_or_default();
     let held = lasts(state.state != State::Free, state.held_since());
-    verdict.measured("held", held, order.held_at_most, order.warn, &format!("held{by}"));
+    verdict.measured("held", held, limits.held_at_most, limits.warn, &format!("held{by}"));
     let waiting = lasts(!state.waiters.is_empty(), state.oldest_waiter());
-    verdict.measured("waiting", waiting, order.waiting_at_most, order.warn, "somebody has waited");
-    match (order.last_success_within, state.last_success(), &state.last_run) {
+    verdict.measured("waiting", waiting, limits.waiting_at_most, limits.warn, "somebody has waited");
+    match (limits.last_success_within, state.last_success(), &state.last_run) {
         (None, ..) => {}
-        (limit, Some(at), _) => verdict.measured("last_success", Some(since(at)), limit, order.warn, "no success"),
+        (limit, Some(at), _) => verdict.measured("last_success", Some(since(at)), limit, limits.warn, "no success"),
         (_, None, last_run) => {
             verdict.data.push(format!("{}_last_success=U", verdict.name));
             let failed = |run| format!("never succeeded (last run: {})", how_it_ended(run));

@@ -7,18 +7,19 @@ mod report;
 use std::future::Future;
 use std::time::Duration;
 
-use anyhow::{Error, Result};
+use anyhow::{Context, Error, Result};
 
 use super::block_on;
 use crate::backend::{
     self, Ask, Attempt, Backend, Checkup, Ending, Finding, Lease, Released, Renewal, Verdict, within,
 };
+use crate::cli::DoctorArgs;
 use crate::clock;
-use crate::config::DoctorJob;
+use crate::config::{Layers, Service, values};
 use crate::exit::{Exit, Fault};
-use crate::guardian::priority::{self, Priority};
-use crate::lock::{Grant, Identity, LockState, Mode, State};
-use crate::report::{causes, describe, print};
+use crate::guardian::{self, Priority, possible_priority};
+use crate::lock::{Grant, Identity, LeaseTiming, LockState, Mode, State};
+use crate::report::{causes, describe, print, print_json};
 
 const PROBE: &str = "dlock-doctor";
 
@@ -34,18 +35,22 @@ struct Report {
     broken: Option<Exit>,
 }
 
-pub fn doctor(order: &DoctorJob) -> Result<Exit> {
-    if order.print_schema {
-        print(backend::schema(&order.service.address)?)?;
+pub fn doctor(args: &DoctorArgs, mut layers: Layers) -> Result<Exit> {
+    let ttl = layers.ttl(args.ttl.as_deref())?;
+    let kill_after = layers.option("kill-after", None, values::duration, "")?;
+    let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
+    let service = layers.service(Some(timing))?;
+    if args.print_schema {
+        print(backend::schema(&service.address)?)?;
         return Ok(Exit::OK);
     }
-    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+    let mut backend = service.open()?;
     let mut report = Report::default();
     block_on(async {
-        let probed = report.probe(order, backend.as_mut()).await;
+        let probed = report.probe(&service, ttl, backend.as_mut()).await;
         let failure = probed.err().map(|error| causes(&error, ""));
         // Several requests, some of them to servers that are not well, each with its own patience.
-        match within(order.service.patience.connect * 2, backend.examine()).await {
+        match within(service.patience.connect * 2, backend.examine()).await {
             Ok(Checkup { findings, clock_offset_us }) => {
                 report.checkup.findings.extend(findings);
                 report.checkup.clock_offset_us = clock_offset_us;
@@ -56,15 +61,19 @@ pub fn doctor(order: &DoctorJob) -> Result<Exit> {
         }
         Ok(())
     })?;
-    let (slowness, clock) = (report.slowness(order), report.clock_offset());
+    let (slowness, clock) = (report.slowness(timing), report.clock_offset());
     report
         .checkup
         .findings
         .extend([Some(process_table()), Some(guardian_priority()), slowness, clock].into_iter().flatten());
-    print(if order.json { report.as_json(order) } else { report.as_text(order) })?;
+    let address = service.address.to_string();
+    match args.json {
+        true => print_json(&report.as_json(&address, timing))?,
+        false => print(report.as_text(&address, timing))?,
+    }
     Ok(match report.worst() {
         Verdict::Broken => report.broken.unwrap_or(Fault::Unreachable.exit()),
-        Verdict::Weak if order.strict => Exit::Code(1),
+        Verdict::Weak if args.strict => Exit::Code(1),
         Verdict::Weak | Verdict::Fine => Exit::OK,
     })
 }
@@ -76,13 +85,13 @@ pub fn is_spent_probe(state: &LockState) -> bool {
 
 impl Report {
     /// The life of a lease, with nobody else interested in it.
-    async fn probe(&mut self, order: &DoctorJob, backend: &mut dyn Backend) -> Result<()> {
-        let patience = order.service.patience;
+    async fn probe(&mut self, service: &Service, ttl: Duration, backend: &mut dyn Backend) -> Result<()> {
+        let patience = service.patience;
         let ask = Ask {
             name: PROBE.parse()?,
             who: Identity::of_this_process("dlock doctor")?,
             mode: Mode::Exclusive,
-            ttl: order.timing.ttl,
+            ttl,
             queue: false,
             once: None,
         };
@@ -111,7 +120,7 @@ impl Report {
             Released::Done => Ok(()),
             Released::NotOurs | Released::ForceReleased(_) => lost("the probe lock was not ours any more"),
         });
-        for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be let go of")] {
+        for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be released")] {
             if let Err(error) = outcome {
                 self.fail("probe", consequence, &error);
                 return Err(error);
@@ -149,11 +158,11 @@ impl Report {
 
     fn fail(&mut self, check: &'static str, consequence: &str, error: &Error) {
         let (exit, advice) = match Fault::of(error) {
-            Fault::Refused => {
-                (Fault::Refused, "see the user, the password, the certificates and what they are allowed")
+            Fault::Refused => (Fault::Refused, "check the user, the password, the certificates and their permissions"),
+            Fault::Config => (Fault::Config, "check the URL and the config file"),
+            _ => {
+                (Fault::Unreachable, "check that the server runs and that the URL is right, or raise --connect-timeout")
             }
-            Fault::Config => (Fault::Config, "see the URL and the config file"),
-            _ => (Fault::Unreachable, "see that the server runs and that the URL is right, or raise --connect-timeout"),
         };
         self.broken.get_or_insert(exit.exit());
         self.checkup.findings.push(Finding::broken(check, causes(error, ""), consequence, advice));
@@ -166,15 +175,15 @@ impl Report {
         Ok(done)
     }
 
-    fn slowness(&self, order: &DoctorJob) -> Option<Finding> {
-        let limit = order.timing.attempt() / 4;
+    fn slowness(&self, timing: LeaseTiming) -> Option<Finding> {
+        let limit = timing.attempt() / 4;
         let (step, took) = self.latencies.iter().max_by_key(|(_, took)| *took)?;
         (*took > limit).then(|| {
             Finding::weak(
                 "latency",
                 format!("{step} took {took:.0?}"),
-                format!("a renewal counts as unanswered after {:.0?}; there is little room", order.timing.attempt()),
-                "raise --ttl, or come nearer to the server",
+                format!("a renewal counts as unanswered after {:.0?}; there is little room", timing.attempt()),
+                "raise --ttl, or use a server with a shorter round trip",
             )
         })
     }
@@ -189,9 +198,9 @@ impl Report {
             Finding::weak(
                 "clock",
                 what,
-                "no lease depends on it, but dates in `status` and in logs do not fit together, and tokens that are \
-                 made from a date jump when it is set",
-                "let both hosts take their time from NTP",
+                "no lease depends on it, but dates in `status` and in logs do not match, and tokens that are made \
+                 from a date jump when that clock is set",
+                "synchronise the clocks of both hosts with NTP",
             )
         })
     }
@@ -203,7 +212,7 @@ impl Report {
 
 /// No weakness by itself: the guardian measures how fast it is, and begins earlier where it is slow.
 fn guardian_priority() -> Finding {
-    let what = match priority::possible() {
+    let what = match possible_priority() {
         Priority::RealTime => "the guardian may have real-time priority",
         Priority::Nice => "the guardian may have priority before ordinary processes (nice -20), but not real-time",
         Priority::Ordinary => {
@@ -214,25 +223,17 @@ fn guardian_priority() -> Finding {
     Finding::fine("guardian-priority", what)
 }
 
-/// The guardian finds the processes of a command in /proc, and ends none that it does not find.
+/// The guardian finds the processes of a command in /proc, and starts none where it could not find them.
 fn process_table() -> Finding {
     const CHECK: &str = "process-table";
-    let pid = std::process::id();
-    let own = std::fs::read_link("/proc/self").is_ok_and(|name| name.to_str() == Some(&pid.to_string()));
-    let children = std::fs::read_to_string(format!("/proc/self/task/{pid}/children"));
-    match (own, children) {
-        (true, Ok(_)) => Finding::fine(CHECK, "/proc shows the processes of this host or container"),
-        (false, _) => Finding::broken(
+    match guardian::find_processes() {
+        Ok(()) => Finding::fine(CHECK, "/proc shows the processes of this host or container"),
+        Err(error) => Finding::broken(
             CHECK,
-            "/proc is missing, or shows the processes of another pid namespace than dlock's",
-            "a command's processes are found there, and those that are not found are not ended before the lease ends",
-            "mount it where dlock runs: mount -t proc proc /proc, or unshare --mount-proc",
-        ),
-        (true, Err(error)) => Finding::broken(
-            CHECK,
-            format!("/proc/self/task/{pid}/children cannot be read: {error}"),
-            "a command's processes are found there, and those that are not found are not ended before the lease ends",
-            "use a kernel with CONFIG_PROC_CHILDREN",
+            causes(&error, &Fault::Internal.to_string()),
+            "dlock finds a command's processes there; it cannot end a process that it does not find",
+            "mount it where dlock runs: mount -t proc proc /proc, or unshare --mount-proc; a kernel needs \
+             CONFIG_PROC_CHILDREN",
         ),
     }
 }

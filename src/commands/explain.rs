@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::clock::Instant;
 use crate::config::RunJob;
 use crate::exit::Exit;
-use crate::guardian::priority::{self, Priority};
+use crate::guardian::{Priority, possible_priority};
 use crate::lock::Grant;
 use crate::report::print;
 
@@ -28,11 +28,11 @@ fn text(job: &RunJob) -> Result<String> {
     let mut out = format!("lock {} ({}) on {}\n\n", job.name, job.mode, job.service.address);
     writeln!(out, "counted from the last renewal that succeeded:")?;
     out += &row(zero, "the request that sets the lease is sent");
-    out += &row(zero + timing.renew_every(), "renewal, again and again if it fails");
+    out += &row(zero + timing.renew_every(), "renewal; repeated if it fails");
     out += &row(zero + timing.renew_every() + timing.attempt(), "that attempt counts as unanswered");
     out += &row(at.signal_at, &format!("{} to every process of the command", signal_name(job.signal)));
     out += &row(at.kill_at, "SIGKILL to every process of the command");
-    out += &row(at.end, "the lock is not claimed any more");
+    out += &row(at.end, "dlock claims the lock no longer");
     out += &row(zero + timing.ttl, "the lease ends on the server");
     let early = "SIGKILL comes earlier where the guardian finds that it needs more time";
     writeln!(out, "\nthe guardian has {}; {early}", guardian_priority())?;
@@ -44,7 +44,7 @@ fn text(job: &RunJob) -> Result<String> {
 }
 
 fn guardian_priority() -> String {
-    match priority::possible() {
+    match possible_priority() {
         Priority::Ordinary => "ordinary priority (only root or CAP_SYS_NICE may raise it)".to_owned(),
         raised => format!("{raised} priority"),
     }

@@ -18,39 +18,50 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
-use crate::config::FenceJob;
+use crate::cli::FenceArgs;
+use crate::config::values;
 use crate::exit::{Exit, Fault};
 use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(order: &FenceJob, mut voice: Voice) -> Result<Exit> {
-    let place = mark_of(&order.resource)?;
+pub fn fence(args: &FenceArgs, mut voice: Voice) -> Result<Exit> {
+    let token = token(args)?;
+    let place = mark_of(&args.resource)?;
     let path = place.path();
     let mut mark = open(&place)?;
-    lock(&mark, &path, &order.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
+    lock(&mark, &path, &args.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
-    if order.token < seen {
-        let (token, resource) = (order.token, order.resource.display());
+    if token < seen {
+        let resource = args.resource.display();
         return Err(Fault::NotOurs
             .because(format_args!("token {token} is older than {seen}, which {resource} has seen: not run")));
     }
-    if order.token > seen {
-        write(&mut mark, order.token).with_context(|| format!("cannot record the token in {}", path.display()))?;
+    if token > seen {
+        write(&mut mark, token).with_context(|| format!("cannot record the token in {}", path.display()))?;
         // A mark that is new must not be forgotten with its name.
         place.dir.open_to_read().and_then(|dir| dir.sync_all()).context("cannot sync the mark's directory")?;
     }
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
-    let (program, arguments) = order.argv.split_first().context("no command")?;
+    let (program, arguments) = args.argv.split_first().context("no command")?;
     let error = Command::new(program).args(arguments).exec();
     let program = program.to_string_lossy();
     let not_found = error.kind() == std::io::ErrorKind::NotFound;
     let why = error.to_string();
     voice.say(&match not_found {
-        true => Event::NotFound { program: &program },
-        false => Event::CannotExecute { program: &program, why: &why },
+        true => Event::not_found(&program),
+        false => Event::cannot_execute(&program, &why),
     });
     Ok(if not_found { Exit::NOT_FOUND } else { Exit::CANNOT_EXECUTE })
+}
+
+fn token(args: &FenceArgs) -> Result<Token> {
+    let token = args.token.clone().or_else(|| std::env::var("DLOCK_FENCING_TOKEN").ok());
+    let missing = || {
+        Fault::Usage
+            .because("which token? Use dlock fence inside dlock run, which sets DLOCK_FENCING_TOKEN, or pass --token N")
+    };
+    values::token(&token.ok_or_else(missing)?).context("--token or $DLOCK_FENCING_TOKEN").context(Fault::Usage)
 }
 
 /// Waits for other fences on the resource, and says so if that takes long or somebody watches.
@@ -66,7 +77,7 @@ fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Re
     let (mark_path, resource, mut voice) = (path.display().to_string(), resource.display().to_string(), voice.clone());
     let watcher = std::thread::spawn(move || {
         if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            voice.say(&Event::FenceBusy { resource: &resource, mark: &mark_path });
+            voice.say(&Event::fence_busy(&resource, &mark_path));
         }
     });
     let locked = mark.lock();
@@ -81,7 +92,7 @@ fn mark_of(resource: &Path) -> Result<Place> {
     let mut place = openat::resolve(resource).map_err(|error| failed(error, resource))?;
     if place.name == "." {
         let shown = resource.display();
-        return Err(Fault::Usage.because(format_args!("{shown} is no file or directory that could be fenced")));
+        return Err(Fault::Usage.because(format_args!("{shown} cannot be fenced: name a file or a directory")));
     }
     place.name.push(".fence");
     Ok(place)

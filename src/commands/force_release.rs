@@ -5,19 +5,32 @@ use std::io::{IsTerminal, Write};
 use anyhow::Result;
 
 use super::block_on;
-use crate::backend::{self, Revoke, Revoked, within};
+use crate::backend::{Revoke, Revoked, within};
+use crate::cli::ForceReleaseArgs;
 use crate::clock;
-use crate::config::ForceReleaseJob;
+use crate::config::{Layers, flag, names, values};
 use crate::exit::{Exit, Fault};
-use crate::lock::{Holder, Identity, LockState, Revocation};
+use crate::lock::{Holder, Identity, LockName, LockState, Revocation, Token};
 use crate::report::{NobodyReads, describe, escape, print};
 
 /// More than that is read by nobody, and some backends keep less than others.
 const LONGEST_REASON: usize = 500;
 
-pub fn force_release(order: &ForceReleaseJob) -> Result<Exit> {
-    let patience = order.service.patience.connect;
-    let mut backend = backend::open(&order.service.address, order.service.patience)?;
+struct Order {
+    name: LockName,
+    now: bool,
+    yes: bool,
+    token: Option<Token>,
+    reason: Option<String>,
+}
+
+pub fn force_release(args: ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
+    let token = flag("--token", args.token.as_deref(), values::token)?;
+    let service = layers.service(None)?;
+    let name = names::of("force-release", args.named)?;
+    let order = &Order { name, now: args.now, yes: args.yes, token, reason: args.reason };
+    let patience = service.patience.connect;
+    let mut backend = service.open()?;
     block_on(async {
         let state = within(patience, backend.inspect(&order.name)).await?;
         if state.holders.is_empty() {
@@ -26,7 +39,7 @@ pub fn force_release(order: &ForceReleaseJob) -> Result<Exit> {
         }
         let holders = chosen(order, &state)?;
         if !confirmed(order, &state, &holders)? {
-            say(format!("{}: left alone", order.name))?;
+            say(format!("{}: not released", order.name))?;
             return Ok(Exit::OK);
         }
         let reason = signed(order.reason.as_deref().unwrap_or("no reason given"))?;
@@ -48,7 +61,7 @@ fn signed(reason: &str) -> Result<String> {
 }
 
 /// The holders that are meant: all, or the one with the token that was named.
-fn chosen<'a>(order: &ForceReleaseJob, state: &'a LockState) -> Result<Vec<&'a Holder>> {
+fn chosen<'a>(order: &Order, state: &'a LockState) -> Result<Vec<&'a Holder>> {
     let meant = |holder: &&Holder| order.token.is_none() || holder.fencing_token == order.token;
     let holders: Vec<_> = state.holders.iter().filter(meant).collect();
     match order.token {
@@ -61,12 +74,12 @@ fn chosen<'a>(order: &ForceReleaseJob, state: &'a LockState) -> Result<Vec<&'a H
     }
 }
 
-fn confirmed(order: &ForceReleaseJob, state: &LockState, holders: &[&Holder]) -> Result<bool> {
+fn confirmed(order: &Order, state: &LockState, holders: &[&Holder]) -> Result<bool> {
     if order.yes {
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Fault::Usage.because("without a terminal to ask on, force-release needs --yes"));
+        return Err(Fault::Usage.because("force-release needs --yes where there is no terminal to ask on"));
     }
     // Where the question is asked, and not where the outcome may be piped to.
     let mut terminal = std::io::stderr();
@@ -87,7 +100,7 @@ fn confirmed(order: &ForceReleaseJob, state: &LockState, holders: &[&Holder]) ->
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn tell(order: &ForceReleaseJob, holder: &Holder, revoked: Revoked) -> Result<()> {
+fn tell(order: &Order, holder: &Holder, revoked: Revoked) -> Result<()> {
     let (name, who) = (&order.name, who(holder));
     match revoked {
         Revoked::Marked => say(format!(
@@ -97,7 +110,7 @@ fn tell(order: &ForceReleaseJob, holder: &Holder, revoked: Revoked) -> Result<()
             let foreign = holder.owner.is_none() || holder.command.is_none();
             let beside = match foreign {
                 false => "its command may still run for a moment beside the next one",
-                true => "that is not dlock, and nobody tells it: it runs on, beside the next one",
+                true => "that program is not dlock and is not told: it runs on, beside the next one",
             };
             let unheard = match &order.reason {
                 Some(_) if foreign => "; the reason is only kept for status --json",

@@ -1,43 +1,69 @@
-//! `dlock history`: the last runs of a lock, newest first, and how long they took.
+//! `dlock history`: the last runs of a lock, newest first, and how long they took. `dlock forget`: remove what is on record
+//! about a lock. Its tokens never go back.
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::block_on;
-use super::forget::forget_from;
 use super::table::{Cell, Layout, Paint, Row, Screen, Table};
-use crate::backend::{self, Forget, within};
+use crate::backend::{Forget, Forgotten, within};
+use crate::cli::{ForgetArgs, HistoryArgs};
 use crate::clock::millis;
-use crate::config::{Color, HistoryJob};
-use crate::exit::Exit;
-use crate::lock::{LastRun, LockState, rfc3339};
-use crate::report::{brief, date_and_age, escape, how_it_ended, json_escaped, print, whose};
+use crate::config::{Color, Layers, Service, flag, names, values};
+use crate::exit::{Exit, Fault};
+use crate::lock::{LastRun, LockName, LockState, rfc3339};
+use crate::report::{brief, date_and_age, escape, how_it_ended, print, print_json, whose};
 
 const COLUMNS: usize = 5;
 const BAR: usize = 2;
 static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
-pub fn history(query: &HistoryJob) -> Result<Exit> {
-    if let Some(key) = &query.forget_once {
-        return forget_from(&query.service, &query.name, &Forget::Once(key.clone()));
+pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
+    let forget_once = flag("--forget-once", args.forget_once.as_deref(), values::once_key)?;
+    let limit = flag("--limit", args.limit.as_deref(), values::count)?;
+    let service = layers.service(None)?;
+    let name = names::of("history", args.named)?;
+    if let Some(key) = forget_once {
+        return forget_from(&service, &name, &Forget::Once(key));
     }
-    let mut backend = backend::open(&query.service.address, query.service.patience)?;
-    let state = block_on(within(query.service.patience.connect, backend.inspect(&query.name)))?;
-    let runs: Vec<&LastRun> = state.runs().take(query.limit).collect();
-    print(match query.json {
-        true => as_json(&state, &runs),
-        false => as_text(&state, &runs, Screen::of_stdout(Color::Auto), std::io::stdout().is_terminal()),
-    })?;
+    let mut backend = service.open()?;
+    let state = block_on(within(service.patience.connect, backend.inspect(&name)))?;
+    let runs: Vec<&LastRun> = state.runs().take(limit.unwrap_or(usize::MAX)).collect();
+    match args.json {
+        true => print_json(&as_json(&state, &runs))?,
+        false => print(as_text(&state, &runs, Screen::of_stdout(Color::Auto), std::io::stdout().is_terminal()))?,
+    }
     Ok(Exit::OK)
 }
 
-fn as_json(state: &LockState, runs: &[&LastRun]) -> String {
+pub fn forget(args: ForgetArgs, mut layers: Layers) -> Result<Exit> {
+    let name = names::of("forget", args.named)?;
+    forget_from(&layers.service(None)?, &name, &Forget::Everything)
+}
+
+fn forget_from(service: &Service, name: &LockName, what: &Forget) -> Result<Exit> {
+    let mut backend = service.open()?;
+    let forgotten = block_on(within(service.patience.connect, backend.forget(name, what)))?;
+    let line = match (forgotten, what) {
+        (Forgotten::InUse, _) => {
+            return Err(Fault::Busy.because(format_args!("{name} is held or waited for; nothing was forgotten")));
+        }
+        (Forgotten::Done, Forget::Everything) => format!("{name}: its history and --once keys are forgotten"),
+        (Forgotten::Done, Forget::Once(key)) => format!("{name}: the next run with --once {key} will run"),
+        (Forgotten::Nothing, Forget::Everything) => format!("{name}: nothing is on record"),
+        (Forgotten::Nothing, Forget::Once(key)) => format!("{name}: no success with --once {key} is on record"),
+    };
+    print(escape(line) + "\n")?;
+    Ok(Exit::OK)
+}
+
+fn as_json(state: &LockState, runs: &[&LastRun]) -> Value {
     let durations = durations(runs);
-    let shown = json!({
+    json!({
         "name": state.name,
         "backend": state.backend,
         "last_success_at": state.last_success().map(rfc3339::date),
@@ -45,8 +71,7 @@ fn as_json(state: &LockState, runs: &[&LastRun]) -> String {
         "median_ms": median(&durations).map(millis),
         "longest_ms": durations.last().copied().map(millis),
         "runs": runs.iter().map(|run| json!(run.shown())).collect::<Vec<_>>(),
-    });
-    json_escaped(&shown.to_string()) + "\n"
+    })
 }
 
 fn as_text(state: &LockState, runs: &[&LastRun], screen: Screen, with_bars: bool) -> String {
@@ -173,7 +198,7 @@ mod tests {
         assert!(!text.contains('█'), "{text}");
         let drawn = as_text(&state, &runs, Screen { width: Some(100), ..piped }, true);
         assert_eq!(drawn.matches('█').count(), 8 + 1, "{drawn}");
-        let json: serde_json::Value = serde_json::from_str(&as_json(&state, &runs)).unwrap();
+        let json = as_json(&state, &runs);
         assert_eq!((&json["median_ms"], &json["longest_ms"]), (&120_000.into(), &600_000.into()));
         assert_eq!(
             (&json["runs"][1]["revoked_by"], &json["runs"][1]["started_at_s"]),

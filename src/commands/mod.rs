@@ -6,14 +6,13 @@ mod doctor;
 mod explain;
 mod fence;
 mod force_release;
-mod forget;
 mod generate;
 mod history;
-mod run;
+pub mod run;
 mod selected;
 pub mod status;
 pub mod table;
-
+mod version;
 mod words;
 
 use std::future::Future;
@@ -21,86 +20,90 @@ use std::future::Future;
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 
-use crate::backend::DiskTrouble;
 use crate::cli::{self, Cli, Common, Verb};
-use crate::config::{
-    self, AcquireJob, CheckJob, DoctorJob, FenceJob, ForceReleaseJob, ForgetJob, HistoryJob, Layers, OwnedLockJob,
-    RunJob, StatusJob, load,
-};
+use crate::config::{Layers, RunJob, values, variable};
 use crate::exit::{Exit, Fault};
-use crate::report::{Loudness, NobodyReads, Voice};
+use crate::report::{Format, Loudness, NobodyReads, Voice, print};
+pub use generate::PAGES;
 
 /// Does what was typed. The one place where the verbs are told apart.
 pub fn dispatch(verb: Verb) -> Exit {
     match verb {
-        Verb::Run(args) => with(load(&args.common), |layers, voice| {
+        Verb::Run(args) => with(args.common.clone(), |layers, voice| {
             let explain = args.explain;
             let job = RunJob::from_args(*args, layers)?;
             if explain { explain::explain(&job) } else { run::run(job, voice) }
         }),
-        Verb::Status(args) => {
-            with(load(&args.common), |layers, voice| status::status(&StatusJob::from_args(args, layers)?, voice))
-        }
-        Verb::History(args) => {
-            with(load(&args.common), |layers, _| history::history(&HistoryJob::from_args(args, layers)?))
-        }
-        Verb::Check(args) => with(load(&args.common), |layers, _| check::check(&CheckJob::from_args(args, layers)?)),
-        Verb::Forget(args) => {
-            with(load(&args.common), |layers, _| forget::forget(&ForgetJob::from_args(args, layers)?))
-        }
-        Verb::ForceRelease(args) => with(load(&args.common), |layers, _| {
-            force_release::force_release(&ForceReleaseJob::from_args(args, layers)?)
-        }),
-        Verb::Acquire(args) => {
-            with(load(&args.common), |layers, voice| acquire::acquire(AcquireJob::from_args(args, layers)?, voice))
-        }
-        Verb::Renew(args) => {
-            with(load(&args.common), |layers, _| acquire::change(&OwnedLockJob::to_renew(args, layers)?))
-        }
-        Verb::Release(args) => {
-            with(load(&args.common), |layers, _| acquire::change(&OwnedLockJob::to_release(args, layers)?))
-        }
-        Verb::Doctor(args) => {
-            with(load(&args.common), |layers, _| doctor::doctor(&DoctorJob::from_args(args, layers)?))
-        }
+        Verb::Status(args) => with(args.common.clone(), |layers, voice| status::status(args, layers, voice)),
+        Verb::History(args) => with(args.common.clone(), |layers, _| history::history(args, layers)),
+        Verb::Check(args) => with(args.common.clone(), |layers, _| check::check(&args, layers)),
+        Verb::Forget(args) => with(args.common.clone(), |layers, _| history::forget(args, layers)),
+        Verb::ForceRelease(args) => with(args.common.clone(), |layers, _| force_release::force_release(args, layers)),
+        Verb::Acquire(args) => with(args.common.clone(), |layers, voice| acquire::acquire(args, layers, voice)),
+        Verb::Renew(args) => with(args.common.clone(), |layers, _| acquire::renew(args, layers)),
+        Verb::Release(args) => with(args.common.clone(), |layers, _| acquire::release(args, layers)),
+        Verb::Doctor(args) => with(args.common.clone(), |layers, _| doctor::doctor(&args, layers)),
+        Verb::Words { line } => exit_of(words::words(&line), plain_voice()),
         Verb::Fence(args) => {
             let common = Common { log: args.log.clone(), ..Common::default() };
-            with(load(&common), |_, voice| fence::fence(&FenceJob::from_args(args)?, voice))
+            with(common, |_, voice| fence::fence(&args, voice))
         }
-        Verb::Completions { shell } => with(Ok(nothing()), |_, _| generate::completions(shell)),
-        Verb::Man => with(Ok(nothing()), |_, _| generate::man()),
-        Verb::Help { verb } => {
+        Verb::Completions { shell, .. } => exit_of(generate::completions(shell), plain_voice()),
+        Verb::Man { page, .. } => exit_of(generate::man(page.as_deref()), plain_voice()),
+        Verb::Help { verb, .. } => {
             let words = ["dlock".to_owned()].into_iter().chain(verb).chain(["--help".to_owned()]);
             Cli::read(words.map(Into::into)).map_or_else(|error| usage_error(&error), |_| Exit::OK)
         }
-        Verb::Words(args) => with(load(&args.common), |layers, _| words::words(args, layers)),
     }
 }
 
-/// Does the work with the configuration, and reports on standard error why it failed.
-fn with(loaded: Result<(Layers, Voice)>, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
-    let voice = loaded.as_ref().map_or_else(|_| plain_voice(), |(_, voice)| voice.clone());
-    match loaded.and_then(|(layers, voice)| work(layers, voice)) {
+/// Does the work of a verb with the configuration.
+fn with(typed: Common, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
+    let loaded = Layers::load(typed).and_then(|mut layers| Ok((layers.voice()?, layers)));
+    match loaded {
+        Ok((voice, layers)) => exit_of(work(layers, voice.clone()), voice),
+        Err(error) => exit_of(Err(error), plain_voice()),
+    }
+}
+
+/// Reports on standard error why something failed.
+fn exit_of(done: Result<Exit>, voice: Voice) -> Exit {
+    match done {
         Ok(exit) => exit,
         Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => failed(&error, fault_of(&error), voice),
+        Err(error) => failed(&error, Fault::of(&error), voice),
     }
 }
 
-/// For verbs that need no configuration.
-fn nothing() -> (Layers, Voice) {
-    (Layers::default(), plain_voice())
-}
-
-/// How to speak when the configuration is not known.
+/// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.
 fn plain_voice() -> Voice {
-    Voice::new(config::typed_format(typed()), Loudness::Normal)
+    let mut ours = typed().take_while(|word| word != "--");
+    let flag = loop {
+        match ours.next() {
+            Some(word) if word == "--log" => break ours.next(),
+            Some(word) if word.starts_with("--log=") => break word.strip_prefix("--log=").map(ToOwned::to_owned),
+            Some(_) => {}
+            None => break None,
+        }
+    };
+    let wanted = flag.or_else(|| std::env::var(variable("log")).ok());
+    let format = wanted.and_then(|format| values::choice(&format).ok()).unwrap_or(Format::Text);
+    Voice::new(format, Loudness::Normal)
 }
 
 /// What was typed is no call of dlock, or asks for help.
 pub fn usage_error(error: &clap::Error) -> Exit {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+    if error.kind() == ErrorKind::DisplayHelp {
         let _ = error.print();
+        return Exit::OK;
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = error.print();
+        return Fault::Usage.exit();
+    }
+    if error.kind() == ErrorKind::DisplayVersion {
+        let in_full = typed().any(|word| word == "--verbose" || word == "-v");
+        let _ = print(if in_full { version::verbose() } else { version::version() });
         return Exit::OK;
     }
     let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));
@@ -109,11 +112,6 @@ pub fn usage_error(error: &clap::Error) -> Exit {
 
 fn typed() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
-}
-
-/// A disk that fails puts the locks on it out of reach, though no server has to be looked after.
-fn fault_of(error: &anyhow::Error) -> Fault {
-    if error.root_cause().is::<DiskTrouble>() { Fault::Unreachable } else { Fault::of(error) }
 }
 
 /// Reports that dlock has failed, or was not understood, in the way that whoever calls the verb expects.

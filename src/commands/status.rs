@@ -12,19 +12,51 @@ use anyhow::Result;
 use super::block_on;
 use super::selected::each_page;
 use super::table::Screen;
-use crate::backend::{self, Backend, within};
-use crate::config::{Layout, StatusJob};
-use crate::exit::Exit;
+use crate::backend::{Backend, held_by_root, within};
+use crate::cli::StatusArgs;
+use crate::config::{Color, Layers, Layout, Service, flag, names, values};
+use crate::exit::{Exit, Fault};
 use crate::lock::{LockName, LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
 use prometheus::Exposition;
 use table::LockTable;
 
-pub fn status(query: &StatusJob, voice: Voice) -> Result<Exit> {
-    let mut backend = backend::open(&query.service.address, query.service.patience)?;
+/// What is to be shown, and how.
+struct Query {
+    service: Service,
+    /// All there are, if nothing is selected.
+    wanted: Vec<Selector>,
+    /// `None`: a table, or the description of one lock on a terminal.
+    layout: Option<Layout>,
+    held: bool,
+    color: Color,
+    /// What has to be typed to reach the same backend again.
+    backend_flag: String,
+}
+
+pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<Exit> {
+    let wanted = names::all(&args.locks)?;
+    let watch_every = flag("--watch", args.watch.as_deref(), values::duration)?;
+    let layout = if args.json { Some("json") } else { args.format.as_deref() };
+    let layout = flag("--format", layout, values::choice)?;
+    if args.exit_code && wanted.is_empty() {
+        return Err(Fault::Usage.because("which lock? dlock status NAME --exit-code"));
+    }
+    if watch_every.is_some() && layout == Some(Layout::Prometheus) {
+        return Err(Fault::Usage.because("--format prometheus is printed once, not with --watch"));
+    }
+    let color = flag("--color", args.color.as_deref(), values::choice)?.unwrap_or(Color::Auto);
+    let service = layers.service(None)?;
+    let backend_flag = match layers.typed.backend {
+        Some(url) if url.contains("://") => format!("-b '{}' ", service.address),
+        Some(profile) => format!("-b {profile} "),
+        None => String::new(),
+    };
+    let query = &Query { service, wanted, layout, held: args.held, color, backend_flag };
+    let mut backend = query.service.open()?;
     block_on(async {
-        if let Some(every) = query.watch {
-            return watch(query, every, backend.as_mut(), voice).await;
+        if let Some(every) = watch_every {
+            return watch(query, every.max(Duration::from_millis(100)), backend.as_mut(), voice).await;
         }
         let screen = Screen::of_stdout(query.color);
         let mut held = false;
@@ -45,12 +77,19 @@ pub fn status(query: &StatusJob, voice: Voice) -> Result<Exit> {
             .await?;
             printer.finish(query)?;
         }
-        Ok(if held && query.exit_code { Exit::Code(Exit::BUSY) } else { Exit::OK })
+        for selector in &query.wanted {
+            if let Selector::Name(name) = selector
+                && let Some(lock) = held_by_root(&query.service.address, name)
+            {
+                voice.tell(name, &Event::another_lock(&lock));
+            }
+        }
+        Ok(if held && args.exit_code { Exit::Code(Exit::BUSY) } else { Exit::OK })
     })
 }
 
 /// Pages are laid out together and sorted there.
-fn is_table_on_terminal(query: &StatusJob) -> bool {
+fn is_table_on_terminal(query: &Query) -> bool {
     matches!(query.layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal()
 }
 
@@ -59,7 +98,7 @@ fn is_held(state: &LockState) -> bool {
 }
 
 /// The one lock that was asked for on a terminal, if nothing was said about how to show it.
-fn to_describe(query: &StatusJob) -> Option<&LockName> {
+fn to_describe(query: &Query) -> Option<&LockName> {
     let is_asked_for = query.layout.is_none() && !query.held && std::io::stdout().is_terminal();
     match query.wanted.as_slice() {
         [Selector::Name(name)] if is_asked_for => Some(name),
@@ -67,13 +106,13 @@ fn to_describe(query: &StatusJob) -> Option<&LockName> {
     }
 }
 
-async fn watch(query: &StatusJob, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
+async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
         match whole_picture(query, backend).await {
             Ok(picture) => {
                 if trouble.take().is_some() {
-                    voice.say(&Event::Recovered);
+                    voice.say(&Event::recovered());
                 }
                 draw(query, &picture, drawn)?;
                 drawn = true;
@@ -83,7 +122,7 @@ async fn watch(query: &StatusJob, every: Duration, backend: &mut dyn Backend, mu
             Err(error) => {
                 let why = Some(causes(&error, ""));
                 if why != trouble {
-                    voice.say(&Event::WaitingForBackend { why: why.as_deref().unwrap_or_default() });
+                    voice.say(&Event::waiting_for_backend(why.as_deref().unwrap_or_default()));
                     trouble = why;
                 }
             }
@@ -93,7 +132,7 @@ async fn watch(query: &StatusJob, every: Duration, backend: &mut dyn Backend, mu
 }
 
 async fn each_wanted(
-    query: &StatusJob,
+    query: &Query,
     backend: &mut dyn Backend,
     mut show: impl FnMut(Vec<LockState>) -> Result<()>,
 ) -> Result<()> {
@@ -104,7 +143,7 @@ async fn each_wanted(
     .await
 }
 
-async fn whole_picture(query: &StatusJob, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
+async fn whole_picture(query: &Query, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
     let mut all = Vec::new();
     each_wanted(query, backend, |page| {
         all.extend(page);
@@ -117,7 +156,7 @@ async fn whole_picture(query: &StatusJob, backend: &mut dyn Backend) -> Result<V
     Ok(all)
 }
 
-fn as_table(query: &StatusJob, picture: &[LockState], screen: Screen) -> String {
+fn as_table(query: &Query, picture: &[LockState], screen: Screen) -> String {
     match picture {
         [] => nothing(query).to_owned(),
         _ => LockTable::new(screen).of(picture),
@@ -125,7 +164,7 @@ fn as_table(query: &StatusJob, picture: &[LockState], screen: Screen) -> String 
 }
 
 /// In the place of what a terminal shows already, and never more than it has room for.
-fn draw(query: &StatusJob, picture: &[LockState], again: bool) -> Result<()> {
+fn draw(query: &Query, picture: &[LockState], again: bool) -> Result<()> {
     let screen = Screen { strict: true, ..Screen::of_stdout(query.color) };
     if !is_table_on_terminal(query) {
         let mut printer = Printer::new(query, screen);
@@ -149,7 +188,7 @@ fn on_one_screen(text: &str, height: Option<usize>) -> String {
     format!("{shown}… and {} more\n", lines + 1 - room)
 }
 
-fn nothing(query: &StatusJob) -> &'static str {
+fn nothing(query: &Query) -> &'static str {
     match (query.held, query.wanted.is_empty()) {
         (true, _) => "no lock is held\n",
         (false, true) => "no locks\n",
@@ -165,7 +204,7 @@ enum Printer {
 }
 
 impl Printer {
-    fn new(query: &StatusJob, screen: Screen) -> Printer {
+    fn new(query: &Query, screen: Screen) -> Printer {
         match query.layout {
             None | Some(Layout::Table) => Printer::Table { table: Box::new(LockTable::new(screen)), printed: 0 },
             Some(Layout::Json) => Printer::Json { printed: 0 },
@@ -195,7 +234,7 @@ impl Printer {
         }
     }
 
-    fn finish(self, query: &StatusJob) -> Result<()> {
+    fn finish(self, query: &Query) -> Result<()> {
         match self {
             Printer::Table { printed: 0, .. } => print(nothing(query)),
             Printer::Table { .. } => Ok(()),

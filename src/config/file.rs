@@ -1,4 +1,4 @@
-//! The config file: where it is, that it may be trusted, and that it says only what dlock understands.
+//! The config file: that it may be trusted, and that it says only what dlock understands.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -30,19 +30,11 @@ pub struct Profile {
 }
 
 impl ConfigFile {
-    /// Reads the file that was asked for, else the usual ones; no file at all is an empty one.
-    pub fn load(asked: Option<&Path>) -> Result<ConfigFile> {
-        let from_env = std::env::var_os("DLOCK_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let must_exist = asked.map(Path::to_owned).or(from_env);
-        let path = match must_exist {
-            Some(path) => Some(path),
-            None => usual_places().into_iter().find(|path| path.exists()),
-        };
-        let Some(path) = path else { return Ok(ConfigFile::default()) };
+    pub fn read(path: &Path) -> Result<ConfigFile> {
         let read = || -> Result<ConfigFile> {
-            let opened = openat::open(&path).context("cannot be read")?;
+            let opened = openat::open(path).context("cannot be read")?;
             let mode = opened.metadata().context("cannot be read")?.permissions().mode();
-            let file = ConfigFile::parse(&path, &std::io::read_to_string(opened).context("cannot be read")?)?;
+            let file = ConfigFile::parse(path, &std::io::read_to_string(opened).context("cannot be read")?)?;
             if mode & 0o007 != 0 && file.has_password() {
                 bail!("holds a password and others can read it: chmod 600 {}", path.display());
             }
@@ -108,13 +100,6 @@ impl Profile {
     }
 }
 
-fn usual_places() -> Vec<PathBuf> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config"));
-    let user = std::env::var_os("XDG_CONFIG_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from).or_else(home);
-    let user = user.map(|dir| dir.join("dlock/config.toml"));
-    user.into_iter().chain([PathBuf::from("/etc/dlock/config.toml")]).collect()
-}
-
 fn as_text(key: &str, value: Value) -> Result<String> {
     match value {
         Value::String(text) => Ok(text),
@@ -127,11 +112,15 @@ fn as_text(key: &str, value: Value) -> Result<String> {
 
 /// For a key that is none, although the command line has a flag of that name.
 fn only_a_flag(key: &str) -> Option<String> {
-    Cli::has_flag(key).then(|| format!("{key:?} is no key, but a flag of the command line only: --{key}"))
+    Cli::has_flag(key)
+        .then(|| format!("{key:?} is not a key of the config file, only an option of the command line: --{key}"))
 }
 
-pub fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
-    format!("unknown key {key:?}; did you mean {:?}?", nearest(key, known))
+fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
+    match nearest(key, known) {
+        Some(near) => format!("unknown key {key:?}; did you mean {near:?}?"),
+        None => format!("unknown key {key:?}; dlock man config lists the keys"),
+    }
 }
 
 /// toml's errors draw a picture over several lines; we have one.

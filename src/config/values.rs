@@ -72,7 +72,7 @@ pub fn signal(text: &str) -> Result<i32> {
 pub fn choice<T: ValueEnum>(text: &str) -> Result<T> {
     T::from_str(text, false).map_err(|_| {
         let known = words::<T>();
-        anyhow!("{text:?} is none of {}", known.iter().map(PossibleValue::get_name).collect::<Vec<_>>().join(", "))
+        anyhow!("{text:?} is not one of {}", known.iter().map(PossibleValue::get_name).collect::<Vec<_>>().join(", "))
     })
 }
 
@@ -83,7 +83,7 @@ pub fn words<T: ValueEnum>() -> Vec<PossibleValue> {
 
 pub fn count(text: &str) -> Result<usize> {
     let number = text.parse::<usize>().ok().filter(|n| *n > 0);
-    number.with_context(|| format!("{text:?} is not a number from 1 on"))
+    number.with_context(|| format!("{text:?} is not a number of 1 or more"))
 }
 
 /// A part of something as a percentage: `80%`, or `80`.
@@ -108,7 +108,7 @@ pub fn yes_or_no(text: &str) -> Result<bool> {
     match text {
         "true" | "1" => Ok(true),
         "false" | "0" => Ok(false),
-        _ => bail!("{text:?} is none of true, false, 1, 0"),
+        _ => bail!("{text:?} is not one of true, false, 1, 0"),
     }
 }
 
@@ -152,9 +152,10 @@ pub fn shell() -> OsString {
     std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into())
 }
 
-/// The known word that `wrong` was probably meant to be.
-pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
-    known.max_by(|a, b| strsim::jaro_winkler(wrong, a).total_cmp(&strsim::jaro_winkler(wrong, b))).unwrap_or_default()
+/// The known word that `wrong` was probably meant to be: every fourth letter may be wrong.
+pub fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (mistakes, near) = known.map(|word| (strsim::osa_distance(wrong, word), word)).min_by_key(|(n, _)| *n)?;
+    (mistakes <= (wrong.chars().count() / 4).max(1)).then_some(near)
 }
 
 #[cfg(test)]
@@ -190,8 +191,9 @@ mod tests {
 
     #[test]
     fn the_nearest_word_is_found() {
-        assert_eq!(nearest("tll", ["ttl", "wait", "log"].into_iter()), "ttl");
-        assert_eq!(nearest("kil-after", ["ttl", "kill-after", "on-lost"].into_iter()), "kill-after");
+        assert_eq!(nearest("tll", ["ttl", "wait", "log"].into_iter()), Some("ttl"));
+        assert_eq!(nearest("kil-after", ["ttl", "kill-after", "on-lost"].into_iter()), Some("kill-after"));
+        assert_eq!(nearest("mysql", ["redis", "etcd", "postgres"].into_iter()), None);
     }
 
     proptest::proptest! {

@@ -16,8 +16,8 @@ use nix::sys::prctl;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getpgid, getpid, getppid, pipe2, setpgid};
 
-use super::leaf::Leaf;
-use super::priority::Scheduling;
+use super::apart::Scheduling;
+use super::processes::Leaf;
 use super::tree::Tree;
 use crate::clock::Instant;
 
@@ -38,12 +38,9 @@ pub struct Plan {
 /// What is to be run, and what runs.
 #[derive(Debug)]
 pub struct Command {
+    plan: Plan,
     argv: Vec<CString>,
     environment: Vec<CString>,
-    mask: SigSet,
-    /// The process group it shares with others, unless it has one of its own.
-    joined: Option<Pid>,
-    ignores_children: bool,
     /// How dlock was scheduled, if the guardian is not.
     scheduling: Option<Scheduling>,
     /// Closed by execve(2), or told why that failed.
@@ -55,25 +52,13 @@ pub struct Command {
 }
 
 impl Command {
-    pub fn new(plan: &Plan, scheduling: Option<Scheduling>) -> Result<Command> {
+    pub fn new(plan: Plan, scheduling: Option<Scheduling>) -> Result<Command> {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
-        let Plan { mask, group: joined, ignores_children, .. } = *plan;
         let (result, failed) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).context("pipe")?;
         let (exec_result, exec_failed) = (Some(File::from(result)), Some(failed));
-        Ok(Command {
-            argv,
-            environment,
-            mask,
-            joined,
-            ignores_children,
-            scheduling,
-            exec_result,
-            exec_failed,
-            pid: None,
-            reaped: false,
-        })
+        Ok(Command { plan, argv, environment, scheduling, exec_result, exec_failed, pid: None, reaped: false })
     }
 
     /// Starts the command. Whether it could be executed is heard by [`exec_result`](Self::exec_result): a program on a
@@ -83,14 +68,16 @@ impl Command {
         let guardian = getpid();
         let failed = self.exec_failed.take();
         let forked = leaf.as_ref().and_then(|leaf| leaf.fork().ok());
-        if forked.is_none() {
-            *leaf = None;
+        if forked.is_none()
+            && let Some(leaf) = leaf.take()
+        {
+            leaf.remove();
         }
         // SAFETY: there is one thread, so the child is a complete process.
         match forked.map_or_else(|| unsafe { fork() }, Ok)? {
             ForkResult::Parent { child } => {
                 // In both processes, so that no signal to the group comes too early.
-                let _ = setpgid(child, self.joined.unwrap_or(child));
+                let _ = setpgid(child, self.plan.group.unwrap_or(child));
                 self.pid = Some(child);
                 Ok(())
             }
@@ -107,7 +94,7 @@ impl Command {
 
     /// Runs in the child. Returns only if exec failed.
     fn exec(&self, guardian: Pid) -> Errno {
-        let _ = setpgid(getpid(), self.joined.unwrap_or(getpid()));
+        let _ = setpgid(getpid(), self.plan.group.unwrap_or(getpid()));
         // Belt and braces: the guardian's walk through the tree is what counts.
         let _ = prctl::set_pdeathsig(Signal::SIGKILL);
         if getppid() != guardian {
@@ -120,12 +107,12 @@ impl Command {
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: setting a default disposition installs no handler.
         let _ = unsafe { sigaction(Signal::SIGPIPE, &default) };
-        if self.ignores_children {
+        if self.plan.ignores_children {
             let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
             // SAFETY: the same.
             let _ = unsafe { sigaction(Signal::SIGCHLD, &ignore) };
         }
-        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.mask), None);
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.plan.mask), None);
         match execvpe(&self.argv[0], &self.argv, &self.environment) {
             Err(errno) => errno,
             Ok(never) => match never {},
@@ -159,13 +146,13 @@ impl Command {
 
     /// The process group that is the command's alone, while its first process keeps others from getting that number.
     fn own_group(&self) -> Option<Pid> {
-        self.pid.filter(|_| self.joined.is_none() && !self.reaped)
+        self.pid.filter(|_| self.plan.group.is_none() && !self.reaped)
     }
 
     /// Passes a signal on to the command's process group, or to our part of a group that others are or may be in.
     pub fn signal(&self, signal: i32, tree: &Tree, until: Instant) {
         let (Ok(signal), Some(pid)) = (Signal::try_from(signal), self.pid) else { return };
-        let group = self.joined.unwrap_or(pid);
+        let group = self.plan.group.unwrap_or(pid);
         match self.own_group() {
             Some(group) => drop(killpg(group, signal)),
             None => tree.signal_selected(signal, until, |pid| getpgid(Some(pid)) == Ok(group)),
@@ -237,7 +224,7 @@ mod tests {
     fn started(argv: &[&str]) -> (Option<i32>, WaitStatus) {
         let argv = argv.iter().map(OsString::from).collect();
         let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
-        let mut command = Command::new(&plan, None).unwrap();
+        let mut command = Command::new(plan, None).unwrap();
         assert!(command.awaited().is_none(), "nothing was started yet");
         command.start(&variables(&[("TOKEN", "7")]), &mut None).unwrap();
         let awaited = command.awaited().unwrap();

@@ -18,13 +18,12 @@ use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2, setsid};
 use serde::{Deserialize, Serialize};
 
 use super::apart;
-use super::tree::{self, Children};
+use super::processes::{self, Children};
 use super::wire::Link;
 use crate::clock::{self, Instant};
 use crate::lock::LockName;
@@ -52,7 +51,7 @@ impl Hooks {
     /// Must come before the guardian, and before any thread exists.
     pub fn fork(command: &str, name: &LockName, voice: Voice) -> Result<Hooks> {
         // Those of earlier rounds of --keep-trying, which were this same process.
-        while let Children::Changed(..) = tree::next_news(0) {}
+        while let Children::Changed(..) = processes::next_news(0) {}
         let (ours, theirs) = Link::pair()?;
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the process that runs --on-event")? {
@@ -77,8 +76,6 @@ impl Hooks {
 struct Runner {
     /// Gone when dlock and its guardian are.
     link: Option<Link>,
-    /// SIGCHLD.
-    signals: SignalFd,
     command: String,
     name: LockName,
     voice: Voice,
@@ -105,17 +102,15 @@ impl Runner {
         // SAFETY: setting a default disposition installs no handler.
         unsafe { sigaction(Signal::SIGCHLD, &default) }?;
         // What a hook leaves behind comes to us, and not to dlock.
-        tree::adopt_orphans()?;
+        processes::adopt_orphans()?;
         let null = File::options().read(true).write(true).open("/dev/null")?;
         dup2_stdin(&null)?;
         // Whoever reads what the command prints wants to see its end.
         dup2_stdout(&null)?;
         drop(null);
         apart::close_others(&[link.as_fd().as_raw_fd()]);
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let signals = SignalFd::with_flags(&SigSet::from(Signal::SIGCHLD), flags)?;
         let (command, name) = (command.to_owned(), name.clone());
-        Ok(Runner { link: Some(link), signals, command, name, voice, running: Vec::new() })
+        Ok(Runner { link: Some(link), command, name, voice, running: Vec::new() })
     }
 
     /// Until there is no dlock to call a hook, and no hook.
@@ -129,22 +124,16 @@ impl Runner {
         Ok(())
     }
 
-    /// Waits for a call, for the end of a hook, or until one has to be ended. Whether there is a call.
+    /// Waits for a call, or until it is time to look after the hooks that run. Whether there is a call.
     fn sleep(&self) -> Result<bool> {
-        let due = self.running.iter().filter(|hook| !hook.killed).map(|hook| hook.ends_at).min();
-        // poll(2) counts in milliseconds; one more makes sure that the instant has really come.
-        let timeout = due.map_or(PollTimeout::NONE, |due| {
-            PollTimeout::from(u16::try_from(due.remaining().as_millis() + 1).unwrap_or(u16::MAX))
-        });
-        let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        const LOOK_AGAIN_MS: u8 = 20;
+        let timeout = if self.running.is_empty() { PollTimeout::NONE } else { LOOK_AGAIN_MS.into() };
         let link = self.link.as_ref().filter(|_| self.running.len() < MOST);
-        fds.extend(link.map(|link| PollFd::new(link.as_fd(), PollFlags::POLLIN)));
+        let mut fds: Vec<_> = link.iter().map(|link| PollFd::new(link.as_fd(), PollFlags::POLLIN)).collect();
         match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error).context("poll"),
+            Ok(_) | Err(Errno::EINTR) => Ok(fds.first().is_some_and(|link| link.any().unwrap_or(false))),
+            Err(error) => Err(error).context("poll"),
         }
-        while let Ok(Some(_)) = self.signals.read_signal() {}
-        Ok(fds.get(1).is_some_and(|link| link.any().unwrap_or(false)))
     }
 
     fn hear(&mut self) -> Result<()> {
@@ -178,7 +167,7 @@ impl Runner {
 
     /// Collects the dead, ends what takes too long, and says what failed.
     fn look_after(&mut self) {
-        while let Children::Changed(pid, status) = tree::next_news(0) {
+        while let Children::Changed(pid, status) = processes::next_news(0) {
             if let Some(hook) = self.running.iter_mut().find(|hook| hook.group == pid) {
                 hook.status = Some(status);
             }
@@ -198,7 +187,7 @@ impl Runner {
     }
 
     fn tell_failure(&mut self, event: &str, why: &str) {
-        self.voice.tell(&self.name, &Event::HookFailed { event, why });
+        self.voice.tell(&self.name, &Event::hook_failed(event, why));
     }
 }
 

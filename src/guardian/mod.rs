@@ -8,17 +8,17 @@
 mod apart;
 mod command;
 mod hooks;
-mod leaf;
 mod pace;
-pub mod priority;
+mod processes;
 mod stage;
-mod terminal;
 mod tree;
 mod watch;
 pub mod wire;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -33,12 +33,12 @@ use crate::clock::{self, Instant};
 use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
+pub use apart::{Priority, possible_priority};
 pub use command::Plan;
 pub use hooks::{EVENT, Hooks};
-use leaf::Leaf;
 pub use pace::Pace;
-pub use terminal::Terminal;
-use tree::{Proc, Tree};
+use processes::{Leaf, Proc};
+use tree::Tree;
 pub use wire::GuardianEvent;
 use wire::{Link, Order};
 
@@ -61,7 +61,7 @@ pub struct Guardian {
     tree: Tree,
     orphans: Tree,
     leaf: Option<Leaf>,
-    /// How much time it needs, as far as it has told.
+    /// The last one that it has reported.
     pace: Pace,
     /// When an order to end the command must have been carried out.
     ends_by: Option<Instant>,
@@ -94,13 +94,13 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 impl Guardian {
     /// Forks the guardian, which then waits for [`start`](Self::start).
-    pub fn fork(plan: &Plan, options: GuardianOptions) -> Result<Guardian> {
+    pub fn fork(plan: Plan, options: GuardianOptions) -> Result<Guardian> {
         let proc = Proc::open()?;
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
-        tree::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
+        processes::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
-        // Whoever is left behind on purpose would stay in it.
+        // A process that is left behind on purpose would stay in it.
         let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::make() };
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
@@ -125,16 +125,15 @@ impl Guardian {
         }
     }
 
-    /// Runs the command under the deadlines of a lease.
-    pub fn start(&mut self, lease: &Lease, deadlines: Deadlines, variables: BTreeMap<String, String>) -> Result<()> {
+    /// Runs the command under these deadlines. The descriptors keep the lock held, for a backend that has such.
+    pub fn start(
+        &self,
+        variables: BTreeMap<String, String>,
+        deadlines: Deadlines,
+        descriptors: &[Arc<File>],
+    ) -> Result<()> {
         let start = Order::Start { variables, deadlines, sent: clock::now() };
-        self.link.send(&start, &lease.descriptors).context("the guardian process is gone")
-    }
-
-    /// Runs the command under the lease of a run around this one, whose guardian sees to its end.
-    pub fn start_without_lease(&mut self, variables: BTreeMap<String, String>) -> Result<()> {
-        let start = Order::Start { variables, deadlines: Deadlines::NEVER, sent: clock::now() };
-        self.link.send(&start, &[]).context("the guardian process is gone")
+        self.link.send(&start, descriptors).context("the guardian process is gone")
     }
 
     /// Where the keeper pushes the deadlines.
@@ -142,7 +141,7 @@ impl Guardian {
         DeadlineLink(self.link.clone())
     }
 
-    /// An order that does not arrive finds nobody: the closed link is reported by [`receive`](Self::receive).
+    /// An order to a guardian that is gone is dropped: [`receive`](Self::receive) reports that.
     pub fn signal(&self, signal: i32) {
         let _ = self.link.send(&Order::Signal(signal), &[]);
     }
@@ -187,7 +186,7 @@ impl Guardian {
         let since = self.help.map_or_else(clock::now, |help| help.since);
         self.help = Some(Help { since, again_at: clock::now() + SOON });
         if since.elapsed() > LONGEST && self.tree.living() == 0 {
-            // It cannot be woken, and there is nothing left that it could guard.
+            // The guardian cannot be woken, and no process of the command is left.
             let _ = kill(self.pid, Signal::SIGKILL);
         }
         Helped::Beside
@@ -212,7 +211,7 @@ impl Guardian {
     /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
     /// now. So a kernel timer kills dlock at the end of the lease, unless the timer is dropped before.
     pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
-        let ends_us = if lease.descriptors.is_empty() { None } else { watch::die_at(end).ok() };
+        let ends_us = if lease.descriptors.is_empty() { None } else { pace::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
         }
@@ -223,7 +222,7 @@ impl Guardian {
     pub fn dismiss(&mut self) {
         self.retire();
         if !self.lingers {
-            // What the command has left behind on purpose is not ours to wait for.
+            // One that lingers outlives us.
             let _ = waitpid(self.pid, None);
         }
         let _ = self.leaf.as_ref().map(Leaf::remove);
@@ -259,6 +258,11 @@ impl Guardian {
         let _ = self.leaf.as_ref().map(Leaf::kill);
         self.orphans.end_all(|_, _| (), |processes| refused(processes));
     }
+}
+
+/// Whether the processes of a command could be found; if not, none is started.
+pub fn find_processes() -> Result<()> {
+    Proc::open().map(drop)
 }
 
 impl DeadlineLink {

@@ -2,8 +2,7 @@
 //! CLOCK_BOOTTIME. It has no idea of locks: it has deadlines, which dlock can only push later, and
 //! the duty that no process of the command outlives the last one, or dlock.
 //!
-//! It also watches itself: at every renewal, and when none comes at half of the time that is left, it measures how late
-//! it is and how long a walk over the tree takes. SIGKILL then comes so much earlier.
+//! It also measures itself (see `pace`): where it is slow, SIGKILL comes so much earlier.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -14,21 +13,17 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigEvent, SigSet, SigevNotify, SigmaskHow, Signal, sigprocmask};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::time::TimeSpec;
-use nix::sys::timer::Timer;
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::unistd::{Pid, setpgid};
 
 use super::GuardianOptions;
 use super::apart;
 use super::command::{Command, Plan};
-use super::leaf::Leaf;
-use super::pace::Pace;
-use super::priority;
+use super::pace::{Alarm, Measuring};
+use super::processes::{self, Children, Leaf, Proc};
 use super::stage::{Stage, Step};
-use super::tree::{self, Children, Proc, Tree};
+use super::tree::Tree;
 use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
@@ -40,12 +35,7 @@ struct Watch {
     /// What dlock could not be told yet, because it is stopped.
     unsent: VecDeque<GuardianEvent>,
     options: GuardianOptions,
-    timer: TimerFd,
-    /// What the timer is set to.
-    armed: Instant,
-    /// Sends us SIGCONT when a deadline is due: somebody may have stopped us, and dlock as well.
-    wake: Timer,
-    wakes_at: Instant,
+    alarm: Alarm,
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
@@ -56,10 +46,7 @@ struct Watch {
     deadlines: Deadlines,
     /// When they were pushed last.
     extended: Instant,
-    pace: Pace,
-    /// The margin that dlock knows of.
-    told_margin: Duration,
-    measure_at: Instant,
+    measuring: Measuring,
     /// The command's own process has ended, or never was; its wait status, if it had one.
     ended: bool,
     status: Option<i32>,
@@ -89,12 +76,12 @@ enum Heard {
 
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: GuardianOptions) {
+pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = nix::sys::prctl::set_name(c"guardian");
-    // Somebody may have stopped us: without dlock, we are needed.
+    // If somebody has stopped us, the death of dlock wakes us.
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
     if let Ok(mut watch) = Watch::begin(link, proc, leaf, plan, options) {
         if watch.guard().is_err() {
@@ -105,24 +92,19 @@ pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: 
 }
 
 impl Watch {
-    fn begin(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: &Plan, options: GuardianOptions) -> Result<Watch> {
+    fn begin(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
-        tree::adopt_orphans()?;
+        processes::adopt_orphans()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
-        let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
-        let wake = timer_that_sends(Signal::SIGCONT)?;
         let tree = Tree::below_us(proc)?;
-        let (_, before) = priority::raise();
+        let (_, before) = apart::raise_priority();
         let command = Command::new(plan, before)?;
         Ok(Watch {
             link,
             unsent: VecDeque::new(),
             options,
-            timer,
-            armed: Instant::NEVER,
-            wake,
-            wakes_at: Instant::NEVER,
+            alarm: Alarm::new()?,
             signals,
             tree,
             leaf,
@@ -130,9 +112,7 @@ impl Watch {
             stage: Stage::Waiting,
             deadlines: Deadlines::NEVER,
             extended: clock::now(),
-            pace: Pace::default(),
-            told_margin: Duration::ZERO,
-            measure_at: Instant::NEVER,
+            measuring: Measuring::new(),
             ended: false,
             status: None,
             unreaped: false,
@@ -143,7 +123,8 @@ impl Watch {
 
     fn guard(&mut self) -> Result<()> {
         loop {
-            self.arm()?;
+            let measure_at = if self.stage == Stage::Running { self.measuring.due_at } else { Instant::NEVER };
+            self.alarm.set(self.stage.due_at(self.deadlines, self.measuring.pace), measure_at)?;
             let woken = self.sleep()?;
             let was_stopped = self.read_signals();
             let mut forwarded = BTreeSet::new();
@@ -157,7 +138,7 @@ impl Watch {
                     }
                 }
             }
-            if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measure_at.has_passed()) {
+            if let Some(lateness) = woken.lateness.filter(|_| !was_stopped && self.measuring.due_at.has_passed()) {
                 self.measure(lateness);
             }
             // First: a command that forks without end must not keep us from it.
@@ -174,7 +155,7 @@ impl Watch {
     /// Reads all that dlock has said before anything is enforced: a later deadline may be among it, or the end. Signals
     /// are collected, each once: there may be hundreds.
     fn hear_dlock(&mut self, was_stopped: bool, forwarded: &mut BTreeSet<i32>) -> Result<Heard> {
-        // More than fit into the socket at once. One who never stops talking must not keep us from the deadlines.
+        // More than fit into the socket at once. A flood of orders must not delay the deadlines.
         const MOST: usize = 4096;
         for _ in 0..MOST {
             match self.link.receive()? {
@@ -204,7 +185,7 @@ impl Watch {
         };
         let mut fds = vec![
             PollFd::new(self.link.as_fd(), speak),
-            PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), listen),
         ];
         fds.extend(self.command.awaited().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
@@ -213,11 +194,11 @@ impl Watch {
             Err(error) => return Err(error).context("poll"),
         }
         let by_dlock = fds[0].revents().is_some_and(|events| events.intersects(!PollFlags::POLLOUT));
-        let lateness = fds[1].any().unwrap_or(false).then(|| self.armed.elapsed());
+        let lateness = fds[1].any().unwrap_or(false).then(|| self.alarm.lateness());
         Ok(Woken { by_dlock, lateness })
     }
 
-    /// Children are looked after anyway. Whether somebody had stopped us: then we are late, but not slow.
+    /// Whether somebody had stopped us: then we are late, but not slow. (Children are reaped in any case.)
     fn read_signals(&self) -> bool {
         let mut was_stopped = false;
         while let Ok(Some(signal)) = self.signals.read_signal() {
@@ -228,20 +209,7 @@ impl Watch {
 
     /// The deadlines for a guardian as slow as this one.
     fn due(&self) -> Deadlines {
-        self.deadlines.with_margin(self.pace.margin())
-    }
-
-    /// Sets the timer to the next instant at which there is something to do; setting it also clears an
-    /// expiry that was acted on.
-    fn arm(&mut self) -> Result<()> {
-        let measure_at = if self.stage == Stage::Running { self.measure_at } else { Instant::NEVER };
-        let due = self.stage.due_at(self.deadlines, self.pace);
-        if due != self.wakes_at {
-            self.wakes_at = due;
-            self.wake.set(once_at(due), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;
-        }
-        self.armed = due.min(measure_at);
-        self.timer.set(once_at(self.armed), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timerfd_settime")
+        self.deadlines.with_margin(self.measuring.pace.margin())
     }
 
     fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>, was_stopped: bool) {
@@ -272,7 +240,7 @@ impl Watch {
                 self.extended = clock::now();
                 self.measure(if was_stopped { Duration::ZERO } else { sent.elapsed() });
             }
-            // Without a moment to heed it, a first signal could only do half of what it is for.
+            // Nobody could heed a first signal: SIGKILL at once.
             Order::End { grace: Duration::ZERO } if matches!(self.stage, Stage::Running | Stage::Ending(_)) => {
                 self.end_everything();
             }
@@ -281,30 +249,10 @@ impl Watch {
         }
     }
 
-    /// Learns how much time killing would take now, and when to look again. That must not itself take more time than
-    /// there is.
     fn measure(&mut self, lateness: Duration) {
-        const SOONEST: Duration = Duration::from_millis(50);
-        self.measure_at = Instant::NEVER;
-        if self.stage != Stage::Running || self.due().signal_at.has_passed() {
-            return;
-        }
-        let (before, deadlines) = (self.pace, self.deadlines);
-        let is_due = |walk| deadlines.with_margin(before.measured(lateness, walk, 0).margin()).signal_at.has_passed();
-        let (walk, found) = self.tree.measure(is_due);
-        // What is killed in one step needs no walk before it is dead.
-        let in_one_step = self.leaf.as_ref().is_some_and(|leaf| leaf.has_all(&found));
-        self.pace = before.measured(lateness, if in_one_step { Duration::ZERO } else { walk }, found.len());
-        let half = self.due().signal_at.remaining() / 2;
-        if half > SOONEST {
-            self.measure_at = clock::now() + half;
-        }
-        let margin = self.pace.margin();
-        let usual = self.deadlines.end.since(self.deadlines.kill_at);
-        let differs = margin.abs_diff(self.told_margin) > self.told_margin.max(usual) / 4;
-        if margin.max(self.told_margin) > usual && differs {
-            self.told_margin = margin;
-            self.report(GuardianEvent::Pace(self.pace));
+        let leaf = self.leaf.as_ref();
+        if self.stage == Stage::Running && self.measuring.measure(lateness, self.deadlines, &self.tree, leaf) {
+            self.report(GuardianEvent::Pace(self.measuring.pace));
         }
     }
 
@@ -320,7 +268,7 @@ impl Watch {
         self.unreaped = true;
         let mut all_dead = false;
         for _ in 0..AT_ONCE {
-            match tree::next_news(libc::WUNTRACED) {
+            match processes::next_news(libc::WUNTRACED) {
                 Children::Changed(pid, status) => self.note(pid, status),
                 Children::Quiet => self.unreaped = false,
                 Children::None => (self.unreaped, all_dead) = (false, true),
@@ -335,7 +283,7 @@ impl Watch {
         }
         match self.options.leftovers {
             _ if all_dead => self.over(),
-            // Told to go, the others have as much time for it as the command itself had.
+            // Once the command is being ended, its other processes get as much time as it had.
             _ if self.stage != Stage::Running => {}
             Leftovers::Kill => {
                 self.leftovers = self.tree.living();
@@ -365,10 +313,10 @@ impl Watch {
 
     /// Acts on instants that have passed.
     fn enforce(&mut self) {
-        let step = self.stage.step(self.deadlines, self.pace, clock::now());
+        let step = self.stage.step(self.deadlines, self.measuring.pace, clock::now());
         if self.stage == Stage::Running && step != Step::Wait {
             let outgrown = self.has_outgrown_lease();
-            self.report(if outgrown { GuardianEvent::Outgrown(self.pace) } else { GuardianEvent::Expired });
+            self.report(if outgrown { GuardianEvent::Outgrown(self.measuring.pace) } else { GuardianEvent::Expired });
         }
         match step {
             Step::Wait => {}
@@ -423,7 +371,7 @@ impl Watch {
         self.let_go();
         let _ = self.leaf.as_ref().map(Leaf::remove);
         if orphaned {
-            self.options.voice.tell(&self.options.name, &Event::Orphaned);
+            self.options.voice.tell(&self.options.name, &Event::orphaned());
         }
     }
 
@@ -442,7 +390,7 @@ impl Watch {
         while let Some(event) = self.unsent.front() {
             match self.link.send(event, &[]) {
                 Err(Errno::EAGAIN) => return,
-                // Where dlock is gone, nobody needs to know.
+                // Without dlock nobody needs to know.
                 Ok(()) | Err(_) => drop(self.unsent.pop_front()),
             }
         }
@@ -450,7 +398,7 @@ impl Watch {
 
     /// Holds on to the lock after dlock has gone.
     fn linger(&mut self, until: Instant) -> Result<()> {
-        let own = [self.link.as_fd(), self.timer.as_fd(), self.signals.as_fd()].map(|fd| fd.as_raw_fd());
+        let own = [self.link.as_fd(), self.alarm.as_fd(), self.signals.as_fd()].map(|fd| fd.as_raw_fd());
         let kept: Vec<_> = self.descriptors.iter().map(AsRawFd::as_raw_fd).chain(own).collect();
         apart::leave(&kept)?;
         (self.options.linger)(&self.descriptors, until);
@@ -463,21 +411,4 @@ impl Watch {
             let _ = File::from(descriptor).unlock();
         }
     }
-}
-
-/// Has the kernel kill this process then, unless what is returned is dropped before.
-pub fn die_at(instant: Instant) -> Result<Timer> {
-    let mut timer = timer_that_sends(Signal::SIGKILL)?;
-    timer.set(once_at(instant), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;
-    Ok(timer)
-}
-
-fn timer_that_sends(signal: Signal) -> Result<Timer> {
-    let send = SigevNotify::SigevSignal { signal, si_value: 0 };
-    Timer::new(nix::time::ClockId::CLOCK_BOOTTIME, SigEvent::new(send)).context("timer_create")
-}
-
-/// An instant of zero would disarm a timer instead of firing it.
-fn once_at(instant: Instant) -> Expiration {
-    Expiration::OneShot(TimeSpec::from_duration(Duration::from_nanos(instant.as_nanos().max(1))))
 }

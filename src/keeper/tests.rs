@@ -10,9 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::lease::QUIET;
 use super::*;
-use crate::clock::{self, Instant};
 use crate::lock::{Holder, Identity, LastRun, Mode};
 use scripted::{Act, Call, Scripted};
 

@@ -54,9 +54,8 @@ pub enum Outcome {
 }
 
 impl LastRun {
-    /// Of a holder whose run ends now, by a hand other than its own. Of a program other than dlock hardly anything is
-    /// known.
-    fn of_holder(holder: &Holder, outcome: Outcome) -> LastRun {
+    /// Of a holder whose run ends now. Of a program other than dlock hardly anything is known.
+    pub fn of_holder(holder: &Holder, outcome: Outcome) -> LastRun {
         let now = clock::wall();
         let started_at = holder.acquired_at.unwrap_or(now);
         LastRun {

@@ -20,9 +20,13 @@ pub struct Runs<V> {
 }
 
 impl<V> Runs<V> {
-    pub fn new(history: History, version: V, mut vanished: Vec<(String, LastRun)>) -> Runs<V> {
-        vanished.sort_by_key(|(_, run)| run.fencing_token);
-        Runs { history, version, vanished }
+    pub fn new(history: History, version: V) -> Runs<V> {
+        Runs { history, version, vanished: Vec::new() }
+    }
+
+    pub fn add_vanished(&mut self, notes: impl IntoIterator<Item = (String, LastRun)>) {
+        self.vanished.extend(notes);
+        self.vanished.sort_by_key(|(_, run)| run.fencing_token);
     }
 
     /// As it is shown.
@@ -70,12 +74,14 @@ mod tests {
     fn runs_that_vanished_are_moved_in_order_once_and_not_too_many_together() {
         let history = History { runs: vec![run(3)], last_success_at: None };
         let notes = [7, 3, 5].map(|token| (format!("note-{token}"), run(token)));
-        let runs = Runs::new(history.clone(), 0, notes.to_vec());
+        let mut runs = Runs::new(history.clone(), 0);
+        runs.add_vanished(notes);
         let (json, moved) = runs.with(&run(9), 20);
         assert_eq!(tokens(&History::from_json(&json)), [9, 7, 5, 3]);
         assert_eq!(moved, ["note-3", "note-5", "note-7"]);
         assert_eq!(tokens(&runs.into_history()), [7, 5, 3]);
-        let many = (10..200).map(|token| (token.to_string(), run(token))).collect();
-        assert_eq!(Runs::new(history, 0, many).with(&run(999), 20).1.len(), MOST_MOVED);
+        let mut runs = Runs::new(history, 0);
+        runs.add_vanished((10..200).map(|token| (token.to_string(), run(token))));
+        assert_eq!(runs.with(&run(999), 20).1.len(), MOST_MOVED);
     }
 }

@@ -1,12 +1,11 @@
 //! A lock as an operator sees it: the shape of `dlock status --json`, whose fields are only ever added.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::{Contender, History, Identity, LastRun, LockName, Mode, OwnerId, Token, queue, rfc3339};
-use crate::clock;
+use super::{Contender, History, Holder, LastRun, LockName, Mode, OwnerId, Waiter, queue, rfc3339};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct LockState {
@@ -45,45 +44,6 @@ pub enum State {
     Held,
     /// Held, and its holder has been asked to release it.
     Revoked,
-}
-
-/// One holder. What a foreign program's lock does not tell is `None`.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Holder {
-    pub owner: Option<String>,
-    pub host: Option<String>,
-    pub pid: Option<u32>,
-    pub user: Option<String>,
-    pub command: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    pub fencing_token: Option<Token>,
-    #[serde(flatten, serialize_with = "acquired")]
-    pub acquired_at: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
-    pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
-    pub expires_in: Option<Duration>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slot: Option<u32>,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Waiter {
-    pub owner: Option<String>,
-    pub host: Option<String>,
-    pub pid: Option<u32>,
-    pub user: Option<String>,
-    pub command: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    pub fencing_token: Option<Token>,
-    #[serde(flatten, serialize_with = "waiting")]
-    pub waiting_since: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
-    pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
-    pub expires_in: Option<Duration>,
 }
 
 impl LockState {
@@ -181,51 +141,12 @@ impl LockState {
     }
 }
 
-impl Holder {
-    /// Whether it is still the one that was seen before.
-    pub fn is_still(&self, seen: &Holder) -> bool {
-        self.owner == seen.owner && seen.fencing_token.is_none_or(|token| Some(token) == self.fencing_token)
-    }
-}
-
-impl From<Identity> for Holder {
-    fn from(who: Identity) -> Holder {
-        Holder {
-            owner: Some(who.owner.to_string()),
-            host: Some(who.host),
-            pid: Some(who.pid),
-            user: Some(who.user),
-            command: Some(who.command),
-            note: who.note,
-            ..Holder::default()
-        }
-    }
-}
-
 fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(match mode {
         Mode::Exclusive => "exclusive",
         Mode::Shared => "shared",
         Mode::Slots(_) => "slots",
     })
-}
-
-fn in_millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    span.map(clock::millis).serialize(out)
-}
-
-fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-    let mut map = out.serialize_map(None)?;
-    rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
-    let held = at.map(|at| clock::millis(clock::wall().duration_since(at).unwrap_or_default()));
-    map.serialize_entry("held_ms", &held)?;
-    map.end()
-}
-
-fn waiting<S: serde::Serializer>(since: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-    let mut map = out.serialize_map(None)?;
-    rfc3339::entries(&mut map, ["waiting_since", "waiting_since_s"], *since)?;
-    map.end()
 }
 
 fn last_success<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
@@ -241,6 +162,7 @@ fn last_run<S: serde::Serializer>(run: &Option<LastRun>, out: S) -> Result<S::Ok
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::Identity;
 
     proptest::proptest! {
         /// What others have stored is read or ignored, and what was read can be shown.

@@ -12,7 +12,7 @@ use dlock::backend::redis::status::Look;
 use dlock::backend::redlock::nodes::Answer;
 use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected};
-use dlock::backend::{self, Address, file, postgres, zookeeper};
+use dlock::backend::{self, Address, described, file, postgres, zookeeper};
 use dlock::commands::status::table::LockTable;
 use dlock::commands::table::Screen;
 use dlock::config::ConfigFile;
@@ -199,7 +199,7 @@ fn etcd_record(input: &[u8]) -> bool {
 fn zookeeper_record(input: &[u8]) -> bool {
     let Some(record) = Record::<zookeeper::queue::Details>::read(input) else { return false };
     assert!(Record::<zookeeper::queue::Details>::read(record.to_json().as_bytes()).is_some());
-    let (ttl, expires_in) = (Some(record.details.ttl()), record.details.lasts());
+    let (ttl, expires_in) = (Some(record.details.ttl()), record.details.hold.map(|hold| hold.lasts()));
     show(with_holder(Holder { ttl, expires_in, ..Holder::from(record.who) }));
     true
 }
@@ -236,8 +236,6 @@ fn zookeeper_answer(input: &[u8]) -> bool {
     let Ok(Some((_, Ok(body)))) = wire::read_frame(input) else { return false };
     let read = [
         wire::read_stat(&body).is_ok(),
-        wire::read_created(&body).is_ok(),
-        wire::read_first_created(&body).is_ok(),
         wire::read_data(&body).is_ok(),
         wire::read_children(&body).is_ok(),
         wire::multi_refusal(&body).is_ok(),
@@ -310,7 +308,7 @@ fn answers_of_postgres() -> Vec<Vec<u8>> {
 
 fn postgres_answer(input: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(input) else { return false };
-    let contender = postgres::answer::contender(text);
+    let contender = described::contender(text);
     let state = postgres::answer::state(text);
     let understood = contender.is_ok() || state.is_ok();
     contender.map(|contender| show(with_holder(contender.into_holder()))).ok();

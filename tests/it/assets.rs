@@ -3,30 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::Dlock;
-
 fn checked_in(path: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
-}
-
-#[test]
-fn the_manual_page_is_up_to_date_and_clean() {
-    let made = Dlock::new().arg("man").ended().expect(0).stdout;
-    assert!(made.as_bytes() == checked_in("man/dlock.1"), "stale: dlock man >man/dlock.1");
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("man/dlock.1");
-    let lint = Command::new("mandoc").args(["-T", "lint"]).arg(page).output().unwrap();
-    assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
-}
-
-#[test]
-fn the_completions_are_up_to_date() {
-    for (shell, file) in [("bash", "dlock.bash"), ("zsh", "_dlock"), ("fish", "dlock.fish")] {
-        let made = Dlock::new().args(["completions", shell]).ended().expect(0).stdout;
-        assert!(
-            made.as_bytes() == checked_in(&format!("completions/{file}")),
-            "stale: dlock completions {shell} >completions/{file}"
-        );
-    }
 }
 
 /// protoc/protoc hands out this file instead of compiling etcd-client's definitions.

@@ -5,12 +5,13 @@ use std::process::Command;
 
 use crate::support::{Bed, FileBed, Terminal};
 
-/// A directory with three locks and a config file with two profiles, one of which is the default.
+/// A directory with three locks, one of which is held, and a config file with two profiles, one of which is the default.
 fn bed() -> (FileBed, PathBuf) {
     let bed = FileBed::new();
     for name in ["nightly-report", "nightly-sync", "web:deploy@eu"] {
         bed.dlock().run(name).sh("exit 0").ended().expect(0);
     }
+    bed.dlock().args(["acquire", "web:deploy@eu", "--ttl", "2m"]).ended().expect(0);
     let config = bed.dir().join("config.toml");
     let text = format!("backend = 'local'\n[backends.local]\nurl = '{0}'\n[backends.other]\nurl = '{0}'\n", bed.url());
     std::fs::write(&config, text).unwrap();
@@ -64,9 +65,14 @@ fn bash_completes_names_and_profiles() {
     ));
     terminal.expect("ready");
     let there = format!("dlock run -b {} --name o", other.url());
-    let file = format!("dlock run --name x -- {}/config.t", bed.dir().display());
+    let file = format!("dlock run --name x -- cat {}/config.t", bed.dir().display());
+    let config_file = format!("dlock run --config {}/config.t", bed.dir().display());
     for (typed, completed) in [
         ("dlock force-r", "dlock force-release "),
+        ("dlock he", "dlock help "),
+        ("dlock help force-r", "help force-release "),
+        ("dlock man back", "man backends "),
+        ("dlock completions z", "completions zsh "),
         ("dlock run --name nightly-s", "--name nightly-sync "),
         ("dlock run --name=nightly-s", "--name=nightly-sync "),
         ("dlock run --name web:d", "--name web:deploy@eu "),
@@ -78,25 +84,33 @@ fn bash_completes_names_and_profiles() {
         ("dlock run -n nightly-s", "run -n nightly-sync "),
         ("dlock status --format pro", "--format prometheus "),
         ("dlock status --json web:", "--json web:deploy@eu "),
-        ("dlock force-release --yes nightly-r", "--yes nightly-report "),
+        // The only one that is held.
+        ("dlock force-release --yes ", "--yes web:deploy@eu "),
         ("dlock status --backend oth", "--backend other "),
         ("dlock run --log j", "--log json "),
         ("dlock run --leftovers=le", "--leftovers=leave "),
         ("dlock run --on-lost s", "--on-lost signal "),
+        ("dlock run --signal US", "--signal USR"),
         ("dlock run --hold-at", "--hold-at-least "),
         (&there, "--name only-there "),
         (&file, "config.toml "),
+        (&config_file, "config.toml "),
+        ("dlock run --name x -- promtoo", "promtool "),
     ] {
         completes(&mut terminal, typed, completed);
     }
-    // No file is a format.
-    terminal.press_all("dlock run --log /etc/pass\t!");
-    terminal.expect("--log /etc/pass!");
+    // No file is a format, no lock that is free can be taken away, and nobody calls `dlock words`.
+    for (typed, left) in [("--log /etc/pass", "--log /etc/pass!"), ("nightly-", "nightly-!"), ("wor", "dlock wor!")] {
+        let verb = ["run", "force-release", ""][usize::from(typed == "nightly-") + 2 * usize::from(typed == "wor")];
+        terminal.press_all(&format!("dlock {verb} {typed}\t!").replace("  ", " "));
+        terminal.expect(left);
+        terminal.press(b'\x15');
+    }
 }
 
 #[test]
 fn fish_completes_names_and_profiles() {
-    let (_bed, config) = bed();
+    let (bed, config) = bed();
     let complete =
         |line: &str| words("fish", &format!("source {}; complete -C '{line}'", script("dlock.fish")), &config);
     assert_eq!(complete("dlock run --name "), ["nightly-report", "nightly-sync", "web:deploy@eu"]);
@@ -107,7 +121,18 @@ fn fish_completes_names_and_profiles() {
     assert_eq!(complete("dlock acquire --name nightly-s"), ["nightly-sync"]);
     assert_eq!(complete("dlock acquire nightly-s"), ["nightly-sync"]);
     assert_eq!(complete("dlock status --backend "), ["local", "other"]);
-    assert!(complete("dlock status nightly-r").contains(&"nightly-report".to_owned()));
+    assert_eq!(complete("dlock status nightly-r"), ["nightly-report"]);
+    assert_eq!(complete("dlock force-release "), ["web:deploy@eu"]);
+    assert_eq!(complete("dlock run --signal US"), ["USR1", "USR2"]);
+    assert_eq!(complete("dlock run --signal=US"), ["--signal=USR1", "--signal=USR2"]);
+    assert_eq!(complete("dlock wor"), [""; 0]);
+    assert!(complete("dlock f").contains(&"force-release".to_owned()));
+    assert!(complete("dlock run --name x -- promtoo").contains(&"promtool".to_owned()));
+    let file = format!("{}/config.toml", bed.dir().display());
+    let part = &file[..file.len() - 2];
+    assert_eq!(complete(&format!("dlock run --config {part}")), [file.as_str()]);
+    assert_eq!(complete(&format!("dlock run --config={part}")), [format!("--config={file}")]);
+    assert_eq!(complete(&format!("dlock run x -- cat {part}")), [file.as_str()]);
 }
 
 #[test]
@@ -120,10 +145,15 @@ fn zsh_completes_names_and_profiles() {
     terminal.expect("ready");
     let other = elsewhere();
     let there = format!("dlock run -b {} --name o", other.url());
+    let file = format!("dlock run x -- cat {}/config.t", bed.dir().display());
     for (typed, completed) in [
         ("dlock run --name nightly-s", "nightly-sync"),
         ("dlock run --name=web:d", "web:deploy@eu"),
-        ("dlock force-release nightly-s", "nightly-sync"),
+        ("dlock force-release ", "web:deploy@eu"),
+        ("dlock run --signal US", "USR"),
+        ("dlock run --hold-a", "hold-at-least"),
+        ("dlock run x -- promtoo", "promtool "),
+        (&file, "config.toml"),
         ("dlock run nightly-s", "nightly-sync"),
         ("dlock check nightly-s", "nightly-sync"),
         ("dlock status --backend ot", "other"),

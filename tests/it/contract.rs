@@ -1,6 +1,7 @@
 //! What every backend must do, in the same words: one list of cases, run on each bed. A new backend is
 //! one more line at the end.
 
+mod bad_records;
 mod history;
 mod holding_together;
 mod taking_away;
@@ -11,6 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::support::{Bed, Dlock, Log, is_alive, lines, living_with, unique, until};
+use bad_records::*;
 use history::*;
 use holding_together::*;
 use taking_away::*;
@@ -68,6 +70,9 @@ macro_rules! on {
                 history_says_who_took_a_lock_away
                 a_note_is_shown_to_others
                 what_is_forgotten_takes_no_token_back
+                nonsense_in_its_records_neither_loses_nor_frees_a_lock
+                an_acquired_lock_survives_nonsense_in_its_records
+                tokens_grow_over_nonsense
             }
         }
     };
@@ -420,6 +425,7 @@ on!(etcd, *crate::support::etcd::shared());
 on!(file, crate::support::FileBed::new());
 on!(redis, crate::support::Redis::new());
 on!(redlock, crate::support::Redlock::of(3));
+on!(mysql, crate::support::Mysql::shared());
 on!(postgres, crate::support::Postgres::shared());
 on!(zookeeper, crate::support::ZooKeeperBed::shared());
 on!(valkey, crate::support::Redis::valkey());

@@ -20,7 +20,7 @@ fn fence_lets_equal_and_newer_tokens_pass_and_refuses_older_ones() {
     assert_eq!(stale.stdout, "");
     fence(&resource, "1").args(["--token", "10"]).sh("exit 0").ended().expect(0);
 
-    Dlock::new().arg("fence").arg(&resource).sh("echo no").ended().expect(64).saying("no fencing token");
+    Dlock::new().arg("fence").arg(&resource).sh("echo no").ended().expect(64).saying("which token?");
     fence(&resource, "11").args(["--", "/nonexistent/program"]).ended().expect(127);
     fence(&bed.dir().join("no/such/place"), "11").sh("echo no").ended().expect(78);
     // A directory has its mark beside it, too.

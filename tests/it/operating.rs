@@ -180,7 +180,7 @@ fn a_reader_who_has_seen_enough_is_no_failure() {
         &["man"],
         &["completions", "bash"],
         &["run", "--name", "x", "--explain"],
-        &["words", "names"],
+        &["words", "--", "status", ""],
         &["force-release", "x"],
         &["history", "x"],
         &["check", "x"],
@@ -246,7 +246,7 @@ fn force_release_now_says_who_is_not_told() {
     let _flock = Daemon::spawn(flock, &bed.dir().join("flock.log"));
     until("flock to hold it", || bed.dlock().args(["status", "--exit-code", "x"]).ended().code == Some(75));
     let said = now().stdout;
-    assert!(said.contains("nobody tells it: it runs on") && said.contains("only kept for status"), "{said}");
+    assert!(said.contains("is not told: it runs on") && said.contains("only kept for status"), "{said}");
     let state: Value = serde_json::from_str(&bed.dlock().args(["status", "--json", "x"]).ended().stdout).unwrap();
     let last = &state[0]["last_run"];
     assert_eq!((&last["outcome"], &last["reason"]), (&"lost".into(), &"stuck".into()), "{last}");

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    Dlock, Log, PLACES, Place, Proxy, Started, Tear, overlaps, to_the_end, tokens_grow, unique, until,
+    Dlock, Log, PLACES, Place, Proxy, Started, Tear, overlaps, target, to_the_end, tokens_grow, unique, until,
 };
 
 /// So many runs at once, in the ordinary tests and in the long one: most of their time they wait for a lease.
@@ -220,7 +220,7 @@ fn answers_that_break_off_at_any_byte_break_no_promise() {
     }
     eprintln!("{table}");
     if named.is_some() {
-        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("target/torn.md"), table).unwrap();
+        std::fs::write(target("torn.md"), table).unwrap();
     }
     assert!(wrong.is_empty(), "{wrong:#?}\nagain with: DLOCK_SEED={seed} tests/run torn::");
 }

@@ -68,7 +68,7 @@ fn no_shell_goes_on_without_the_lock() {
 fn a_lock_that_nobody_was_told_of_is_let_go() {
     let bed = FileBed::new();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    bed.dlock().args(["acquire", "--name", "x"]).ended_writing_to(full).expect(125).saying("let go again");
+    bed.dlock().args(["acquire", "--name", "x"]).ended_writing_to(full).expect(125).saying("released again");
     bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
 }
 
@@ -114,7 +114,7 @@ fn a_lock_that_a_run_keeps_is_not_released_behind_its_back() {
     let bed = FileBed::new();
     let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
     let ended = bed.dlock().run("x").sh(&format!("{dlock} renew --name x && {dlock} release --name x")).ended();
-    ended.expect(64).saying("lets go of it by itself");
+    ended.expect(64).saying("releases it by itself");
     bed.dlock().args(["release", "--name", "x"]).ended().expect(64).saying("DLOCK_OWNER");
 }
 

@@ -49,7 +49,7 @@ struct Connection {
 /// What to watch, and from which revision on. Survives the streams it is watched on.
 #[derive(Default)]
 pub struct Watch {
-    keys: Vec<(Vec<u8>, WatchOptions)>,
+    pub keys: Vec<(Vec<u8>, WatchOptions)>,
     from: i64,
 }
 
@@ -73,17 +73,13 @@ impl Watch {
     }
 
     fn add(mut self, key: impl Into<Vec<u8>>, options: WatchOptions) -> Watch {
-        self.keys.push((key.into(), options.with_start_revision(self.from)));
+        self.keys.push((key.into(), options));
         self
     }
 
-    /// Whether there is nothing to wait for.
-    pub fn is_idle(&self) -> bool {
-        self.keys.is_empty()
-    }
-
     async fn open(&self, mut client: Client) -> Result<WatchStream, Error> {
-        let mut keys = self.keys.iter().cloned();
+        let mut keys =
+            self.keys.iter().map(|(key, options)| (&key[..], options.clone().with_start_revision(self.from)));
         let (key, options) = keys.next().ok_or_else(|| Error::WatchError("nothing to watch".to_owned()))?;
         let mut stream = client.watch(key, Some(options)).await?;
         for (key, options) in keys {
@@ -120,10 +116,9 @@ impl Members {
     pub fn at(address: &Address, patience: Patience) -> Result<Members> {
         let mut options = ConnectOptions::new().with_require_leader(true).with_auto_token_refresh(true);
         let uses_tls = address.scheme() == "etcds";
-        if uses_tls {
+        // The library would notice only when it connects, and would not say what is wrong with which file.
+        if tls::client_config(address, uses_tls)?.is_some() {
             options = options.with_tls(tls_options(address)?);
-        } else {
-            tls::refuse(address)?;
         }
         let scheme = if uses_tls { "https" } else { "http" };
         let endpoints: Vec<_> =
@@ -221,11 +216,7 @@ impl Members {
             let answer = stream.message().await?.context("the watch ended")?;
             let compacted = answer.compact_revision();
             if compacted > 0 {
-                watch
-                    .keys
-                    .iter_mut()
-                    .for_each(|(_, options)| *options = options.clone().with_start_revision(compacted));
-                connection.watch = None;
+                (watch.from, connection.watch) = (compacted, None);
                 return Ok(());
             }
             ensure!(!answer.canceled(), "the watch was cancelled");
@@ -335,8 +326,6 @@ fn seconds(ttl: Duration) -> i64 {
 }
 
 fn tls_options(address: &Address) -> Result<TlsOptions> {
-    // The library would notice only when it connects, and would not say what is wrong with which file.
-    tls::client_config(address)?;
     let read = |key: &str| -> Result<Option<Vec<u8>>> {
         let Some(path) = address.param(key) else { return Ok(None) };
         let pem = std::fs::read(path).with_context(|| format!("cannot read {key} {path}")).context(Fault::Config)?;

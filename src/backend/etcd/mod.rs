@@ -15,7 +15,7 @@ pub mod queue;
 mod recipe;
 mod status;
 
-use std::collections::{BTreeSet, btree_set};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -29,8 +29,8 @@ pub use self::keys::lease_id;
 use self::queue::{Entry, Reads, View};
 use self::recipe::{Granted, Place, still_ours};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
-    Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
+    Released, Renewal, Revoke, Revoked,
 };
 use crate::clock::Instant;
 use crate::exit::Fault;
@@ -51,7 +51,7 @@ pub struct Etcd {
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
     /// The rest of a list of all locks.
-    listing: btree_set::IntoIter<LockName>,
+    listing: Listing,
 }
 
 impl Etcd {
@@ -66,7 +66,7 @@ impl Etcd {
             granted: None,
             watch: Watch::default(),
             seen: SeenHolders::default(),
-            listing: BTreeSet::new().into_iter(),
+            listing: Listing::default(),
         })
     }
 }
@@ -81,7 +81,7 @@ impl Backend for Etcd {
 
     /// Reconnects by itself, with pauses, and never fails: the other verbs report what is wrong.
     async fn changed(&mut self) -> Result<()> {
-        if self.watch.is_idle() {
+        if self.watch.keys.is_empty() {
             std::future::pending::<()>().await;
         }
         while self.members.changed(&mut self.watch).await.is_err() {
@@ -239,11 +239,10 @@ impl Backend for Etcd {
             for prefix in prefixes {
                 names.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
             }
-            self.listing = names.into_iter();
+            self.listing = Listing::of(names);
         }
-        let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
-        let locks = self.states_of(&names).await?;
-        Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
+        let names = self.listing.next(PAGE);
+        Ok(Page { locks: self.states_of(&names).await?, next: self.listing.more() })
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
@@ -269,7 +268,15 @@ impl Backend for Etcd {
                     }
                     (then, Revoked::Marked)
                 }
-                Revoke::Now { reason } => (self.free(name, holder, &runs, from, reason), Revoked::Freed),
+                Revoke::Now { reason } => {
+                    let mut then = self.put_released(name, holder.token());
+                    then.push(TxnOp::delete(holder.key.as_slice(), None));
+                    if holder.record.is_some() && holder.lease != 0 {
+                        then.push(self.put_mark(name, holder, reason));
+                    }
+                    then.extend(self.put_cut_short(name, holder, &runs, from, reason));
+                    (then, Revoked::Freed)
+                }
             };
             let key = holder.key.as_slice();
             let unless = [

@@ -194,11 +194,13 @@ impl View {
             (until == 0 || token.0 < until.unsigned_abs()) && !queue.iter().any(|one| one.token() == token)
         };
         let notes = notes.kvs().iter().filter_map(|kv| Some((text(kv.key()), LastRun::from_json(&text(kv.value()))?)));
-        let notes = notes.filter(|(_, run)| vanished(run.fencing_token)).collect();
+        let notes = notes.filter(|(_, run)| vanished(run.fencing_token));
         let history = history.kvs().first();
         let version = history.map_or(0, KeyValue::mod_revision);
         let history = history.map(|kv| History::from_json(&text(kv.value()))).unwrap_or_default();
-        let (runs, revision, raft_term) = (Runs::new(history, version, notes), reads.revision, reads.raft_term);
+        let mut runs = Runs::new(history, version);
+        runs.add_vanished(notes);
+        let (revision, raft_term) = (reads.revision, reads.raft_term);
         Ok(View { queue, runs, released, marks, ran_once: false, revision, raft_term })
     }
 

@@ -13,8 +13,7 @@ use super::queue::{Entry, Reads, View};
 use crate::backend::{Ask, Attempt, Busy, Lease, stale_token, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, free_slot, may_hold, waiters, watched};
-use crate::lock::{Contends, Grant, LockName, Mode, Record, Runs, SeenHolders, Token, messages, runs};
-use crate::report::describe;
+use crate::lock::{Contends, Grant, LockName, Mode, Record, Runs, SeenHolders, Token, runs};
 
 /// Our place in a queue.
 #[derive(Clone, Copy)]
@@ -58,8 +57,7 @@ impl Etcd {
             let differs = |one: &&Entry| one.record.is_some() && one.mode().slots() != ask.mode.slots();
             if let Some(other) = ahead.iter().find(differs) {
                 self.give_up_place(ask).await?;
-                let who = describe(&other.contender().into_holder());
-                return Ok(Attempt::OtherSlots(messages::other_slots(who, other.mode(), ask.mode)));
+                return Ok(ask.differs_from(other.contender()));
             }
             let is_present = |key: &str| view.position(key.as_bytes()).is_some();
             let vanished = self.seen.may_run_until(clock::now(), is_present, view.released);

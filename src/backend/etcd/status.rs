@@ -82,24 +82,6 @@ impl Etcd {
         TxnOp::put(self.keys.mark(name, &of.key), reason, Some(lease))
     }
 
-    /// Frees the lock at once, and tells its holder why.
-    pub(super) fn free(
-        &self,
-        name: &LockName,
-        holder: &Entry,
-        runs: &Runs<i64>,
-        seen: &Holder,
-        reason: &str,
-    ) -> Vec<TxnOp> {
-        let mut then = self.put_released(name, holder.token());
-        then.push(TxnOp::delete(holder.key.as_slice(), None));
-        if holder.record.is_some() && holder.lease != 0 {
-            then.push(self.put_mark(name, holder, reason));
-        }
-        then.extend(self.put_cut_short(name, holder, runs, seen, reason));
-        then
-    }
-
     /// After a run, how it ended is on record already.
     pub(super) fn put_cut_short(
         &self,
@@ -110,9 +92,7 @@ impl Etcd {
         reason: &str,
     ) -> Vec<TxnOp> {
         let run = LastRun::cut_short(seen, reason);
-        match holder.is_left_behind() && runs.history.has(&run) {
-            true => Vec::new(),
-            false => self.put_run(name, runs, &run, DEFAULT_HISTORY),
-        }
+        let is_recorded = holder.is_left_behind() && runs.history.has(&run);
+        if is_recorded { Vec::new() } else { self.put_run(name, runs, &run, DEFAULT_HISTORY) }
     }
 }

@@ -10,16 +10,13 @@
 //! stopped dlock can stay in the way.
 
 mod directory;
-mod doctor;
 mod files;
-mod foreign;
 pub mod record;
 mod runs;
 mod status;
 mod take;
 pub mod token;
 mod wait;
-mod watch;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -37,12 +34,11 @@ use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
 use directory::Directory;
-pub use directory::{DiskTrouble, default_directory};
+pub use directory::{default_directory, held_by_root};
 use files::{Folder, LockFiles, leads_to, revoke, taken};
 pub use record::linger;
 use record::{Details, HOLDER};
-use wait::Waiting;
-use watch::{FileEvent, Interference};
+use wait::{Interference, Waiting};
 
 pub const NAME: &str = "file";
 
@@ -118,12 +114,7 @@ impl Backend for FileBackend {
             // Whatever came before the watch has to be looked for once.
             return Ok(());
         };
-        loop {
-            let event = interference.next().await?;
-            if event == FileEvent::Touched || matches!(claim.displaced(), Ok(Some(_))) {
-                return Ok(());
-            }
-        }
+        interference.next().await
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
@@ -193,7 +184,7 @@ impl Backend for FileBackend {
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
         match self.directory.look()? {
-            Some(folder) => status::inspect(&LockFiles::new(folder, name), name, &foreign::Locks::read()),
+            Some(folder) => status::inspect(&LockFiles::new(folder, name), name, &status::HeldFlocks::read()),
             None => Ok(LockState::free(name.clone(), NAME)),
         }
     }
@@ -216,7 +207,7 @@ impl Backend for FileBackend {
 
     async fn examine(&mut self) -> Result<Checkup> {
         self.directory.open()?;
-        Ok(Checkup { findings: doctor::examine(self.directory.path())?, clock_offset_us: None })
+        Ok(Checkup { findings: directory::examine(self.directory.path())?, clock_offset_us: None })
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

@@ -29,6 +29,8 @@ const LONGEST: usize = 64 * 1024;
 /// As long as any other id of a boot, so that a record can be changed in its place.
 const NO_BOOT: &str = "00000000-0000-0000-0000-000000000000";
 
+/// In the place of a token.
+pub const WAITS: Token = Token(0);
 /// What the names of the records begin with: in `NAME.d`, and in `waiting` below it.
 pub const HOLDER: &str = "holder.";
 pub const WAITER: &str = "waiter.";
@@ -37,7 +39,7 @@ pub const WAITER: &str = "waiter.";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Details {
     pub mode: Mode,
-    /// Zero for a waiter.
+    /// [`WAITS`] for a waiter.
     pub token: Token,
     pub slot: Option<u32>,
     /// When it began to hold, or to wait: milliseconds since the epoch.
@@ -145,6 +147,12 @@ impl Record<Details> {
 }
 
 impl Seen {
+    /// `None` if it is about another lock file, or no record.
+    fn read(open: &File, file: String, inode: u64) -> Option<Seen> {
+        let record = Record::<Details>::read_from(open).filter(|record| record.details.inode == inode)?;
+        Some(Seen { record, alive: is_kept(open), file })
+    }
+
     /// Whether it keeps others out: alive, or held on to.
     pub fn counts(&self) -> bool {
         self.alive || self.record.held_on_for().is_some()
@@ -166,55 +174,47 @@ impl Seen {
     /// The run whose end nobody recorded, if this is all that is left of one.
     pub fn lost_run(&self) -> Option<LastRun> {
         let unrecorded = self.record.details.hold.is_none() && !self.alive;
-        unrecorded.then(|| LastRun::vanished(&self.clone().into_holder().into_holder()))
+        unrecorded.then(|| LastRun::vanished(&self.clone().into_contender().into_holder()))
     }
 
     pub fn owner(&self) -> &OwnerId {
         &self.record.who.owner
     }
 
-    pub fn into_holder(self) -> Contender {
+    pub fn into_contender(self) -> Contender {
         let (ttl, expires_in) = (Some(self.record.ttl()), self.record.held_on_for());
         let Record { who, details } = self.record;
+        let since = Some(UNIX_EPOCH + Duration::from_millis(details.since));
         Contender {
             who: Some(who),
-            token: Some(details.token),
+            token: Some(details.token).filter(|token| *token != WAITS),
             slot: details.slot,
-            acquired_at: Some(since_epoch(details.since)),
+            acquired_at: since,
+            waiting_since: since,
             ttl,
             expires_in,
             ..Contender::unknown(details.mode)
         }
     }
-
-    pub fn into_waiter(self) -> Contender {
-        let Record { who, details } = self.record;
-        let waiting_since = Some(since_epoch(details.since));
-        Contender { who: Some(who), waiting_since, ..Contender::unknown(details.mode) }
-    }
 }
 
 /// Everybody on record whose record is about the lock file with this inode, oldest first.
 pub fn all(folder: &Folder, prefix: &'static str, inode: u64) -> Result<Vec<Seen>> {
-    let read = |file: String| {
-        let open = folder.look_into(&file).ok()?;
-        Some(Seen { record: Record::read_from(&open)?, alive: is_kept(&open), file })
-    };
+    let read = |file: String| Seen::read(&folder.look_into(&file).ok()?, file, inode);
     let mut all: Vec<_> = folder.list_of(prefix)?.filter_map(read).collect();
-    all.retain(|seen| seen.record.details.inode == inode);
     all.sort_by_key(|seen| seen.record.details.since);
     Ok(all)
 }
 
 /// Somebody who waits for the lock file with this inode. Deletes the records of waiters that died: nobody else would.
-pub fn any_waiter(waiting: &Folder, inode: u64) -> Option<Record<Details>> {
+pub fn any_waiter(waiting: &Folder, inode: u64) -> Option<Seen> {
     waiting.list_of(WAITER).ok()?.find_map(|file| {
         let open = waiting.look_into(&file).ok()?;
         if !is_kept(&open) {
             let _ = waiting.remove(&file);
             return None;
         }
-        Record::read_from(&open).filter(|record: &Record<Details>| record.details.inode == inode)
+        Seen::read(&open, file, inode)
     })
 }
 
@@ -237,10 +237,6 @@ pub fn boot_id() -> &'static str {
 
 fn in_millis(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, clock::millis)
-}
-
-fn since_epoch(millis: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(millis)
 }
 
 /// Returns when the record, which is among the descriptors, has been deleted, or its time is over.

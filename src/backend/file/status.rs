@@ -2,14 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::libc;
 
 use super::NAME;
 use super::directory::refusal;
 use super::files::{self, Folder, LockFiles, WAITING, taken};
-use super::foreign::Locks;
 use super::record::{self, Details, HOLDER, Seen, WAITER, is_kept};
 use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Reheld, Revoke, Revoked};
 use crate::clock;
@@ -17,7 +19,7 @@ use crate::exit::Fault;
 use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
 use crate::openat::Names;
 
-pub fn inspect(files: &LockFiles, name: &LockName, locks: &Locks) -> Result<LockState> {
+pub fn inspect(files: &LockFiles, name: &LockName, locks: &HeldFlocks) -> Result<LockState> {
     let mut state = match files.look()? {
         Some(side) => on_record(&side, name, files.lock_inode())?,
         None => LockState::free(name.clone(), NAME),
@@ -46,10 +48,10 @@ fn on_record(side: &Folder, name: &LockName, inode: u64) -> Result<LockState> {
     waiters.retain(|seen| seen.alive && !present.iter().any(|holder| holder.owner() == seen.owner()));
     let as_holder = |seen: Seen| {
         let revoked = side.look_into(&files::revoke(seen.owner())).is_ok();
-        Contender { revoked, ..seen.into_holder() }
+        Contender { revoked, ..seen.into_contender() }
     };
     let holders = present.into_iter().map(as_holder).collect();
-    let waiters = waiters.into_iter().map(Seen::into_waiter).collect();
+    let waiters = waiters.into_iter().map(Seen::into_contender).collect();
     Ok(LockState::of(name.clone(), NAME, holders, waiters, history))
 }
 
@@ -64,7 +66,7 @@ pub fn list(folder: &Folder, names: &mut Names) -> Result<Page> {
         found.extend(name_of(name.context("cannot list the lock directory")?));
     }
     found.sort();
-    let locks = Locks::read();
+    let locks = HeldFlocks::read();
     let look = |name| inspect(&LockFiles::new(folder.clone(), name), name, &locks);
     Ok(Page {
         locks: found.iter().map(look).collect::<Result<_>>()?,
@@ -127,7 +129,7 @@ pub fn forget(files: &LockFiles, name: &LockName, what: &Forget) -> Result<Forgo
     if let Forget::Once(key) = what {
         return side.forget_once(key);
     }
-    let state = inspect(files, name, &Locks::read())?;
+    let state = inspect(files, name, &HeldFlocks::read())?;
     if !state.holders.is_empty() || !state.waiters.is_empty() {
         return Ok(Forgotten::InUse);
     }
@@ -194,5 +196,75 @@ async fn end_hold(side: &Folder, record: &Record<Details>, file: &File) {
     let _ = side.remove(&files::revoke(&record.who.owner));
     while is_kept(file) {
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// All flocks of this host that are held, not those waited for: what the kernel tells in /proc/locks, also about holders
+/// that are not dlock. Reading it disturbs nobody, while trying the lock ourselves could make somebody else's `flock -n`
+/// fail.
+pub struct HeldFlocks(Vec<Entry>);
+
+struct Entry {
+    pid: i32,
+    device: (u32, u32),
+    inode: u64,
+}
+
+impl HeldFlocks {
+    pub fn read() -> HeldFlocks {
+        let text = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+        HeldFlocks(text.lines().filter_map(parse).collect())
+    }
+
+    pub fn holder_of(&self, path: &Path) -> Option<Holder> {
+        let meta = std::fs::symlink_metadata(path).ok()?;
+        let device = (libc::major(meta.dev()), libc::minor(meta.dev()));
+        // Some file systems (btrfs, overlayfs) show another device here than stat(2) does.
+        let is_it = |entry: &&Entry| entry.inode == meta.ino() && (entry.device == device || has_open(entry.pid, path));
+        let entry = self.0.iter().find(is_it)?;
+        let host = nix::unistd::gethostname().ok().map(|host| host.to_string_lossy().into_owned());
+        // A lock whose taker has handed its descriptor on shows the pid of a process that may be gone.
+        let pid = u32::try_from(entry.pid).ok().filter(|pid| Path::new(&format!("/proc/{pid}")).exists());
+        Some(Holder { host, pid, command: pid.and_then(command_of), ..Holder::default() })
+    }
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 4242 08:01:131 0 EOF`; a waiter's line has `->` after the number.
+fn parse(line: &str) -> Option<Entry> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    if words.next()? != "FLOCK" {
+        return None;
+    }
+    let pid = words.nth(2)?.parse().ok()?;
+    let mut place = words.next()?.split(':');
+    let mut hex = || u32::from_str_radix(place.next()?, 16).ok();
+    let device = (hex()?, hex()?);
+    Some(Entry { pid, device, inode: place.next()?.parse().ok()? })
+}
+
+fn has_open(pid: i32, path: &Path) -> bool {
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    open.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == path))
+}
+
+fn command_of(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let words: Vec<_> = line.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
+    Some(words.join(" ").trim_end().to_owned()).filter(|line| !line.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_held_flocks_and_nothing_else() {
+        let entry = parse("5: FLOCK  ADVISORY  WRITE 717 fd:01:1048 0 EOF").unwrap();
+        assert_eq!((entry.pid, entry.device, entry.inode), (717, (0xfd, 1), 1048));
+        for other in
+            ["5: -> FLOCK  ADVISORY  WRITE 718 fd:01:1048 0 EOF", "1: POSIX  ADVISORY  WRITE 1 08:01:1 0 EOF", ""]
+        {
+            assert!(parse(other).is_none(), "{other}");
+        }
     }
 }

@@ -8,14 +8,13 @@ use anyhow::{Context, Result, bail};
 
 use super::directory::refusal;
 use super::files::{Folder, LockFiles, WAITING, leads_to, slot};
-use super::foreign;
 use super::record::{self, HOLDER, Seen};
+use super::status::HeldFlocks;
 use super::token;
 use super::{Claim, FileBackend};
 use crate::backend::{Ask, Attempt, Busy, Lease};
 use crate::clock::{self, Instant};
-use crate::lock::{Grant, Mode, Record, messages};
-use crate::report::describe;
+use crate::lock::{Grant, Mode, Record};
 
 /// How often a waiter makes sure that it waits for the right file, and that no record has gone stale.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -34,9 +33,9 @@ impl FileBackend {
         let holders = record::all(&side, HOLDER, inode)?;
         // Those who came while we waited have compared their number of slots with ours.
         let newcomer = !self.waiting.has_begun();
-        if let Some(why) = other_slots(Some(&side).filter(|_| newcomer), &holders, ask, inode) {
+        if let Some(other) = other_slots(Some(&side).filter(|_| newcomer), &holders, ask, inode) {
             self.waiting.is_over();
-            return Ok(Attempt::OtherSlots(why));
+            return Ok(other);
         }
         let (present, gone): (Vec<_>, Vec<_>) = holders.into_iter().partition(Seen::counts);
         for seen in gone {
@@ -50,7 +49,7 @@ impl FileBackend {
         }
         if let Some(until) = held_on(&present, ask.mode) {
             drop(lock);
-            let holder = present.into_iter().next().map(|seen| seen.into_holder().into_holder());
+            let holder = present.into_iter().next().map(|seen| seen.into_contender().into_holder());
             return Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: until.min(clock::now() + RECHECK) }));
         }
         let mut slot = None;
@@ -68,14 +67,8 @@ impl FileBackend {
         let slot = slot.map(|(n, file)| (n, Arc::new(file)));
         self.interference = None;
         let claim = self.claim.insert(Claim { files, lock: Arc::new(lock), slot, record, record_file });
-        Ok(Attempt::Granted(Lease {
-            name: ask.name.clone(),
-            owner: ask.who.owner.clone(),
-            token: claim.record.details.token,
-            slot: claim.record.details.slot,
-            grant: Grant { from, ttl: ask.ttl, slack: Duration::ZERO },
-            descriptors: claim.descriptors(),
-        }))
+        let (slot, grant) = (claim.record.details.slot, Grant { from, ttl: ask.ttl, slack: Duration::ZERO });
+        Ok(Attempt::Granted(Lease { descriptors: claim.descriptors(), ..ask.lease(token, slot, grant) }))
     }
 
     /// The files of the lock, and the one to be locked if it is; others have it now if not.
@@ -126,15 +119,15 @@ impl FileBackend {
     fn busy(&mut self, ask: &Ask, files: &LockFiles) -> Result<Attempt> {
         let (side, inode) = (files.look()?, files.lock_inode());
         let holders = side.as_ref().map_or_else(|| Ok(Vec::new()), |side| record::all(side, HOLDER, inode))?;
-        if let Some(why) = other_slots(side.as_ref(), &holders, ask, inode) {
+        if let Some(other) = other_slots(side.as_ref(), &holders, ask, inode) {
             self.waiting.is_over();
-            return Ok(Attempt::OtherSlots(why));
+            return Ok(other);
         }
         if ask.queue {
             self.waiting.begin(files, ask)?;
         }
-        let holder = holders.into_iter().find(Seen::counts).map(|seen| seen.into_holder().into_holder());
-        let holder = holder.or_else(|| foreign::Locks::read().holder_of(&files.lock_path()));
+        let holder = holders.into_iter().find(Seen::counts).map(|seen| seen.into_contender().into_holder());
+        let holder = holder.or_else(|| HeldFlocks::read().holder_of(&files.lock_path()));
         Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: clock::now() + RECHECK }))
     }
 }
@@ -146,11 +139,10 @@ pub fn inode(file: &File) -> Result<u64> {
 
 /// A contender with another number of slots: all must name the same. One of them is enough, since each has compared its
 /// number when it came. Waiters are looked for below `side`, if any matter.
-fn other_slots(side: Option<&Folder>, holders: &[Seen], ask: &Ask, inode: u64) -> Option<String> {
+fn other_slots(side: Option<&Folder>, holders: &[Seen], ask: &Ask, inode: u64) -> Option<Attempt> {
     let waiter = || record::any_waiter(&side?.find(WAITING).ok()??, inode);
-    let other = holders.iter().find(|seen| seen.counts()).map(|seen| seen.record.clone()).or_else(waiter)?;
-    let theirs = other.details.mode;
-    (theirs.slots() != ask.mode.slots()).then(|| messages::other_slots(describe(&other.who.into()), theirs, ask.mode))
+    let other = holders.iter().find(|seen| seen.counts()).cloned().or_else(waiter)?.into_contender();
+    (other.mode.slots() != ask.mode.slots()).then(|| ask.differs_from(other))
 }
 
 /// Until when a holder that has gone keeps this mode out.

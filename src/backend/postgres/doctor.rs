@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
 
-use super::client::Client;
+use super::session::Client;
 use crate::backend::{Checkup, Finding};
 use crate::clock;
 
@@ -106,7 +106,7 @@ fn privacy(private: bool) -> Finding {
     Finding::weak(
         CHECK,
         "the connection is not encrypted",
-        "whoever is on its way can take the lock away, or let a second holder in",
+        "whoever can listen on the network can take the lock away, or let a second holder in",
         "use sslmode=verify-full",
     )
 }

@@ -5,38 +5,30 @@ use tokio_postgres::error::SqlState;
 
 use crate::exit::Fault;
 
-/// Whether nothing was done and the same again may go well: what a default isolation level above READ
-/// COMMITTED does to contenders that meet.
-pub fn is_worth_repeating(error: &Error) -> bool {
-    matches!(error.code(), Some(&SqlState::T_R_SERIALIZATION_FAILURE | &SqlState::T_R_DEADLOCK_DETECTED))
+/// Nothing was done, and the same again may go well. With a default isolation level above READ COMMITTED, contenders that
+/// meet get this.
+pub const REPEATABLE: [SqlState; 2] = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
+/// The schema `dlock` is not there, or not all of it.
+pub const MISSING: [SqlState; 4] = [
+    SqlState::INVALID_SCHEMA_NAME,
+    SqlState::UNDEFINED_FUNCTION,
+    SqlState::UNDEFINED_TABLE,
+    SqlState::UNDEFINED_COLUMN,
+];
+/// A text has a character that the database cannot keep.
+pub const UNWRITABLE: [SqlState; 2] = [SqlState::UNTRANSLATABLE_CHARACTER, SqlState::CHARACTER_NOT_IN_REPERTOIRE];
+pub const NO_CONNECTION_LEFT: [SqlState; 1] = [SqlState::TOO_MANY_CONNECTIONS];
+/// A login may have been refused for want of TLS: by pg_hba.conf, or by a pooler.
+pub const MAY_WANT_TLS: [SqlState; 2] = [SqlState::INVALID_AUTHORIZATION_SPECIFICATION, SqlState::PROTOCOL_VIOLATION];
+
+/// Whether the server answered with one of these.
+pub fn says(error: &Error, codes: &[SqlState]) -> bool {
+    error.code().is_some_and(|code| codes.contains(code))
 }
 
-/// Whether the schema `dlock` is not there, or not all of it.
-pub fn is_missing(error: &Error) -> bool {
-    const MISSING: [SqlState; 4] = [
-        SqlState::INVALID_SCHEMA_NAME,
-        SqlState::UNDEFINED_FUNCTION,
-        SqlState::UNDEFINED_TABLE,
-        SqlState::UNDEFINED_COLUMN,
-    ];
-    error.code().is_some_and(|code| MISSING.contains(code))
-}
-
-/// Whether a text has a character that the database cannot keep.
-pub fn is_unwritable(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref::<Error>().and_then(Error::code);
-    matches!(code, Some(&SqlState::UNTRANSLATABLE_CHARACTER | &SqlState::CHARACTER_NOT_IN_REPERTOIRE))
-}
-
-/// Whether the server has no connection left for us.
-pub fn has_no_connection_left(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Error>().and_then(Error::code) == Some(&SqlState::TOO_MANY_CONNECTIONS)
-}
-
-/// Whether a login may have been refused for want of TLS: by pg_hba.conf, or by a pooler.
-pub fn may_want_tls(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref::<Error>().and_then(Error::code);
-    matches!(code, Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION | &SqlState::PROTOCOL_VIOLATION))
+/// Whether that is what is behind an error.
+pub fn is_about(error: &anyhow::Error, codes: &[SqlState]) -> bool {
+    error.downcast_ref().is_some_and(|cause| says(cause, codes))
 }
 
 /// What keeps us from getting in.

@@ -16,6 +16,11 @@ CREATE OR REPLACE FUNCTION dlock.describe(c dlock.contenders) RETURNS json VOLAT
         'revoked', c.revoked)
 $$;
 
+-- Whether its lease lasts: one from before a restart or a failover counts anew from the first look at it.
+CREATE FUNCTION dlock.lasts(c dlock.contenders) RETURNS boolean VOLATILE LANGUAGE sql AS $$
+    SELECT c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time()
+$$;
+
 -- A grant or a renewal that a crash of the server could undo is worth nothing.
 CREATE FUNCTION dlock.durably() RETURNS text LANGUAGE sql AS $$
     SELECT CASE WHEN current_setting('synchronous_commit') IN ('off', 'local')
@@ -124,14 +129,14 @@ LANGUAGE sql AS $$
 $$;
 
 -- Takes the lock (granted), or says who has it (busy) and, with queue => true, takes a place in the
--- queue, which is lost unless asked again within the smaller of ttl and 10 s; whoever does so says again => true. Also:
--- 'other slots' if the lock is in use with another number of slots, 'already ran' if `once` is on record.
+-- queue, which is lost unless asked again within the smaller of ttl and 10 s. Also: 'other slots' if the lock is in use
+-- with another number of slots, 'already ran' if `once` is on record.
 -- A session that stays with the contender, and is no pooler's, says so with session => its process, as the server told
 -- it at the log-in: then it holds a wake-up lock, and may be told to wait for that of `behind`.
 CREATE FUNCTION dlock.acquire(
     name text, owner text, ttl interval DEFAULT '30 s', mode text DEFAULT 'exclusive', slots int DEFAULT 1,
     queue boolean DEFAULT false, once text DEFAULT NULL, who json DEFAULT NULL, wake text DEFAULT NULL,
-    session int DEFAULT NULL, again boolean DEFAULT false,
+    session int DEFAULT NULL, again boolean DEFAULT false, -- `again` changes nothing: earlier dlocks say it
     OUT outcome text, OUT token bigint, OUT slot int,
     OUT ahead bigint,        -- waiters before us
     OUT next_end interval,   -- until the first lease before us ends
@@ -147,95 +152,78 @@ DECLARE
     self dlock.contenders;
     front record;
 BEGIN
-    -- Whoever comes first in a session has to wait until each statement is planned. So what only some need stands in a
+    -- The first call in a session has to plan each statement that it reaches. So what only some need stands in a
     -- branch of its own.
     version := dlock.version();
     PERFORM dlock.durably(), set_config('dlock.inside', 'on', true);
 
-    -- As long as a waiter is blocked, it changes nothing but its own row. So a thousand that ask again do not wait for
-    -- each other.
-    IF again AND queue THEN
-        at := clock_timestamp();
+    -- Whoever wants the lock, or gives it up, updates this row: above READ COMMITTED, whoever decides by an older
+    -- picture of the contenders then fails, and asks again.
+    LOOP
+        UPDATE dlock.locks l
+        SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint)
+        WHERE l.name = acquire.name RETURNING l.token, clock_timestamp() INTO next_token, at;
+        EXIT WHEN FOUND;
+        INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
+    END LOOP;
+    outcome := 'granted';
+    IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name) THEN
+        UPDATE dlock.contenders c SET server = pg_postmaster_start_time(), expires = at + c.ttl
+        WHERE c.name = acquire.name AND c.server <> pg_postmaster_start_time();
+        PERFORM dlock.remember(acquire.name, dlock.vanished(c), 20) FROM dlock.contenders c
+        WHERE c.name = acquire.name AND c.expires <= at AND c.token IS NOT NULL AND NOT c.kept;
+        DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.expires <= at;
         SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-        SELECT * INTO front FROM dlock.in_front(name, owner, self.mode, self.slots, self.ticket, at);
-        IF front.blocks AND self.token IS NULL THEN
-            UPDATE dlock.contenders c SET expires = at + c.ttl, session = pg_backend_pid()
-            WHERE c.name = acquire.name AND c.owner = acquire.owner AND c.token IS NULL
-              AND c.server = pg_postmaster_start_time() AND c.expires > at;
-            outcome := CASE WHEN FOUND THEN 'busy' END;
+        IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
+            outcome := 'busy';
+            ahead := 0;
+            next_end := self.expires - at;
+            holder := dlock.describe(self);
+            RETURN;
+        END IF;
+        SELECT * INTO front FROM dlock.in_front(
+            name, owner, coalesce(self.mode, mode), coalesce(self.slots, slots), self.ticket, at);
+        outcome := CASE
+            WHEN self.token IS NOT NULL THEN 'granted' -- before; the answer was lost
+            WHEN NOT front.same_slots THEN 'other slots'
+            WHEN front.blocks THEN 'busy'
+            ELSE 'granted'
+        END;
+    END IF;
+    IF once IS NOT NULL AND self.token IS NULL THEN
+        IF EXISTS (SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once) THEN
+            DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
+            outcome := 'already ran';
+            RETURN;
         END IF;
     END IF;
-
-    IF outcome IS NULL THEN
-        -- Whoever wants the lock, or gives it up, updates this row: above READ COMMITTED, whoever decides by an older picture
-        -- of the contenders then fails, and asks again.
-        LOOP
-            UPDATE dlock.locks l
-            SET token = greatest(l.token + 1, (date_part('epoch', clock_timestamp()) * 1e6::float8)::bigint)
-            WHERE l.name = acquire.name RETURNING l.token, clock_timestamp() INTO next_token, at;
-            EXIT WHEN FOUND;
-            INSERT INTO dlock.locks (name) VALUES (acquire.name) ON CONFLICT DO NOTHING;
-        END LOOP;
-        self := NULL;
-        outcome := 'granted';
-        IF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name) THEN
-            UPDATE dlock.contenders c SET server = pg_postmaster_start_time(), expires = at + c.ttl
-            WHERE c.name = acquire.name AND c.server <> pg_postmaster_start_time();
-            PERFORM dlock.remember(acquire.name, dlock.vanished(c), 20) FROM dlock.contenders c
-            WHERE c.name = acquire.name AND c.expires <= at AND c.token IS NOT NULL AND NOT c.kept;
-            DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.expires <= at;
-            SELECT * INTO self FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-            IF self.kept OR self.revoked IS NOT NULL THEN -- ours, but not to go on with
-                outcome := 'busy';
-                ahead := 0;
-                next_end := self.expires - at;
-                holder := dlock.describe(self);
-                RETURN;
-            END IF;
-            SELECT * INTO front FROM dlock.in_front(
-                name, owner, coalesce(self.mode, mode), coalesce(self.slots, slots), self.ticket, at);
-            outcome := CASE
-                WHEN self.token IS NOT NULL THEN 'granted' -- before; the answer was lost
-                WHEN NOT front.same_slots THEN 'other slots'
-                WHEN front.blocks THEN 'busy'
-                ELSE 'granted'
-            END;
-        END IF;
-        IF once IS NOT NULL AND self.token IS NULL THEN
-            IF EXISTS (SELECT FROM dlock.successes s WHERE s.name = acquire.name AND s.key = acquire.once) THEN
-                DELETE FROM dlock.contenders c WHERE c.name = acquire.name AND c.owner = acquire.owner;
-                outcome := 'already ran';
-                RETURN;
-            END IF;
-        END IF;
-        IF outcome = 'granted' THEN
-            token := coalesce(self.token, next_token);
-            slot := self.slot;
-        ELSE
-            ttl := least(ttl, '10 s');
-        END IF;
-        IF mode = 'slots' AND token = next_token THEN
-            SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
-            WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
-        END IF;
-        IF token IS NOT NULL OR outcome = 'busy' AND queue THEN
-            INSERT INTO dlock.contenders AS c
-                (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
-            VALUES (acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot, at, acquire.ttl,
-                    at + acquire.ttl, pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid())
-            ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
-            SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
-                wake = excluded.wake, session = excluded.session,
-                since = CASE WHEN c.token IS NOT DISTINCT FROM excluded.token THEN c.since ELSE at END
-            RETURNING c.ticket INTO self.ticket;
-        END IF;
+    IF outcome = 'granted' THEN
+        token := coalesce(self.token, next_token);
+        slot := self.slot;
+    ELSE
+        ttl := least(ttl, '10 s');
     END IF;
-
+    IF mode = 'slots' AND token = next_token THEN
+        SELECT min(n) INTO slot FROM generate_series(0, acquire.slots - 1) n
+        WHERE NOT EXISTS (SELECT FROM dlock.contenders c WHERE c.name = acquire.name AND c.slot = n);
+    END IF;
+    IF token IS NOT NULL OR outcome = 'busy' AND queue THEN
+        INSERT INTO dlock.contenders AS c
+            (name, owner, mode, slots, token, slot, since, ttl, expires, server, who, wake, session)
+        VALUES (acquire.name, acquire.owner, acquire.mode, acquire.slots, acquire.token, acquire.slot, at, acquire.ttl,
+                at + acquire.ttl, pg_postmaster_start_time(), acquire.who, acquire.wake, pg_backend_pid())
+        ON CONFLICT ON CONSTRAINT contenders_pkey DO UPDATE
+        SET token = excluded.token, slot = excluded.slot, ttl = excluded.ttl, expires = excluded.expires,
+            wake = excluded.wake, session = excluded.session,
+            since = CASE WHEN c.token IS NOT DISTINCT FROM excluded.token THEN c.since ELSE at END
+        RETURNING c.ticket INTO self.ticket;
+    END IF;
     PERFORM dlock.hold_wake_up_lock(self.ticket)
     WHERE session = pg_backend_pid() AND self.session IS DISTINCT FROM session;
     IF outcome = 'granted' THEN
         RETURN;
     END IF;
+
     ahead := front.ahead;
     next_end := front.next_end;
     room := current_setting('max_connections')::int * 2 / 3;
@@ -352,8 +340,7 @@ DECLARE
 BEGIN
     PERFORM dlock.durably(), dlock.enter(name);
     SELECT * INTO self FROM dlock.contenders c
-    WHERE c.name = rehold.name AND c.owner = rehold.owner AND c.token IS NOT NULL
-      AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time());
+    WHERE c.name = rehold.name AND c.owner = rehold.owner AND c.token IS NOT NULL AND dlock.lasts(c);
     IF self.token IS NULL THEN
         SELECT 'force released', f.reason INTO outcome, reason FROM dlock.force_released f
         WHERE f.name = rehold.name AND f.owner = rehold.owner ORDER BY f.token DESC LIMIT 1;
@@ -420,11 +407,10 @@ CREATE OR REPLACE FUNCTION dlock.status(name text) RETURNS json STABLE LANGUAGE 
         'last_success_at', to_char(l.last_success AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
         'contenders', (
             SELECT coalesce(json_agg(dlock.describe(c) ORDER BY c.ticket), '[]') FROM dlock.contenders c
-            WHERE c.name = l.name AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())),
+            WHERE c.name = l.name AND dlock.lasts(c)),
         'vanished', (
             SELECT coalesce(json_agg(dlock.vanished(c) ORDER BY c.token DESC), '[]') FROM dlock.contenders c
-            WHERE c.name = l.name AND c.expires <= clock_timestamp() AND c.server = pg_postmaster_start_time()
-              AND c.token IS NOT NULL AND NOT c.kept))
+            WHERE c.name = l.name AND NOT dlock.lasts(c) AND c.token IS NOT NULL AND NOT c.kept))
     FROM dlock.locks l WHERE l.name = status.name
 $$;
 
@@ -434,8 +420,7 @@ CREATE FUNCTION dlock.forget(name text, once text DEFAULT NULL) RETURNS text LAN
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.durably(), dlock.enter(name);
-    IF once IS NULL AND EXISTS (SELECT FROM dlock.contenders c WHERE c.name = forget.name
-            AND (c.expires > clock_timestamp() OR c.server <> pg_postmaster_start_time())) THEN
+    IF once IS NULL AND EXISTS (SELECT FROM dlock.contenders c WHERE c.name = forget.name AND dlock.lasts(c)) THEN
         RETURN 'in use';
     END IF;
     DELETE FROM dlock.successes s WHERE s.name = forget.name AND s.key = coalesce(forget.once, s.key);

@@ -4,7 +4,9 @@
 //! The protocol is the functions in schema `dlock` (`prefix` gives it another name): `tables.sql` and
 //! `functions.sql` define and document them, SQL clients use the same ones, and every verb here is one
 //! call of one of them, in one round trip and one transaction. So this file knows no queue and no rule
-//! about who may hold: it asks, with the owner as the key, and repeats safely.
+//! about who may hold: it asks, with the owner as the key, and repeats safely. If the lock is busy, it waits for the
+//! wake-up lock of the one in front and asks again. Where there is none to wait for (a pooler, an SQL client without a
+//! session of its own), it asks again and again.
 //!
 //! The token is a column of the lock's row, which is never deleted: at every grant it becomes one more, or
 //! the microseconds since the epoch if that is more still, so that it grows even over a restored backup.
@@ -14,15 +16,12 @@
 //! another: what a failover to an *asynchronous* standby forgets is gone.
 
 pub mod answer;
-mod client;
+mod connect;
 mod doctor;
 mod errors;
-mod recipe;
 mod schema;
 mod session;
 mod settings;
-mod stream;
-mod tls;
 
 use std::time::{Duration, SystemTime};
 
@@ -30,19 +29,24 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
+use crate::lock::{Contender, Grant, Holder, LastRun, LockName, LockState, Mode, OwnerId, Token};
 
-use client::Client;
-use errors::is_unwritable;
-use recipe::Place;
-use session::Parameters;
+use answer::{ACQUIRED, Acquired, Queued};
+use errors::{UNWRITABLE, is_about};
+use session::{Client, Parameters};
 pub use settings::PARAMETERS;
 
 const LOCKS_PER_PAGE: i64 = 100;
+/// How long a place in the queue lasts unless asked again; functions.sql has the same number.
+const PLACE: Duration = Duration::from_secs(10);
+/// How often the first waiter asks where it cannot wait for a wake-up lock. Those behind it ask less often.
+const RECHECK: Duration = Duration::from_millis(100);
+/// How late a server that waits for us may be to say that nothing has happened.
+const LATE: Duration = Duration::from_millis(500);
 
 pub struct Postgres {
     client: Client,
@@ -52,11 +56,53 @@ pub struct Postgres {
     hears_of_revocation: bool,
 }
 
+/// Our place in the queue, as far as we know.
+struct Place {
+    /// Whose wake-up lock to wait for.
+    behind: Option<i64>,
+    /// When to ask again at the latest.
+    due: Instant,
+}
+
 impl Postgres {
     pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
         Ok(Postgres { client: Client::new(address, patience)?, place: None, hears_of_revocation: false })
     }
 
+    /// What follows for our place.
+    fn queue(&mut self, ask: &Ask, queued: Queued) -> Busy {
+        // Those far behind keep no connection between two questions, so that there is one left for others.
+        let far = queued.ahead >= queued.room;
+        let behind = queued.behind.filter(|_| !far);
+        let due = clock::now() + until_next_question(ask, &queued, behind);
+        let late = if behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
+        if ask.queue {
+            self.place = Some(Place { behind, due });
+        }
+        if far {
+            self.client.disconnect();
+        }
+        Busy { holder: queued.holder.map(Contender::into_holder), ahead: Some(queued.ahead), ask_again: due + late }
+    }
+
+    /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. What is abandoned half-way
+    /// ends on the server within a second.
+    async fn wait_in_queue(&mut self) {
+        let Some(place) = &self.place else { return };
+        let Some(behind) = place.behind else { return std::future::pending().await };
+        while !place.due.has_passed() {
+            let patience = place.due.remaining().as_secs_f64();
+            let woken = self.client.call("SELECT dlock.await($1, $2 * interval '1 s')", &[&behind, &patience]).await;
+            match woken.and_then(|answer| answer.map(|answer| Ok(answer.row()?.try_get(0)?)).transpose()) {
+                Ok(Some(false)) => {}
+                Ok(Some(true)) => return,
+                // The connection is gone, and our place will be if we do not ask for it.
+                Err(_) if self.client.session().is_none() => return,
+                // The server does not let us wait: then we ask when it is time.
+                Ok(None) | Err(_) => return std::future::pending().await,
+            }
+        }
+    }
     async fn revoke_for(&mut self, name: &LockName, from: &Holder, reason: &str, now: bool) -> Result<Revoked> {
         let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
             return Ok(Revoked::NotHeld);
@@ -101,6 +147,28 @@ fn plain(key: &str) -> String {
     ascii(&key.replace('\\', "\\\\"))
 }
 
+fn word(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slots(_) => "slots",
+    }
+}
+
+/// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several
+/// holders. A session of PostgreSQL waits for one lock at a time, and only its holder can release that: so the wake-up lock
+/// of one holder says nothing of the others, and those who wait for a slot ask again and again.
+fn until_next_question(ask: &Ask, queued: &Queued, behind: Option<i64>) -> Duration {
+    let kept = (ask.ttl.min(PLACE) / 3).min(queued.next_end + Duration::from_millis(1));
+    match (behind, ask.mode) {
+        (Some(_), Mode::Exclusive | Mode::Shared) => kept,
+        _ => {
+            let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX).saturating_add(1);
+            kept.min(RECHECK.saturating_mul(place))
+        }
+    }
+}
+
 fn number(token: Token) -> Result<i64> {
     i64::try_from(token.0).context("the token is not one of PostgreSQL's")
 }
@@ -108,7 +176,28 @@ fn number(token: Token) -> Result<i64> {
 #[async_trait(?Send)]
 impl Backend for Postgres {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        self.acquire(ask).await
+        let sql = format!(
+            "SELECT {ACQUIRED} FROM dlock.acquire($1, $2, $3 * interval '1 s', $4, $5, $6, $7, $8::json, $9, $10)"
+        );
+        let (name, owner, ttl) = (ask.name.as_str(), ask.who.owner.as_str(), ask.ttl.as_secs_f64());
+        let (mode, slots) = (word(ask.mode), i32::try_from(ask.mode.slots())?);
+        let (once, who) = (ask.once.as_deref().map(plain), ascii(&ask.who.to_json()));
+        let (wake, session) = (self.client.channel(), self.client.process().await?);
+        let with: &Parameters<'_> = &[&name, &owner, &ttl, &mode, &slots, &ask.queue, &once, &who, &wake, &session];
+        let answer = self.client.call_installed(&sql, with).await?;
+        let (version, acquired) = answer::acquired(answer.row()?)?;
+        schema::check(version, &self.client.settings.schema)?;
+        self.place = None;
+        Ok(match acquired {
+            Acquired::Granted { token, slot } => {
+                self.hears_of_revocation = false;
+                let grant = Grant { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO };
+                Attempt::Granted(ask.lease(token, slot, grant))
+            }
+            Acquired::Busy(queued) => Attempt::Busy(self.queue(ask, queued)),
+            Acquired::OtherSlots(other) => ask.differs_from(other),
+            Acquired::AlreadyRan => Attempt::AlreadyRan,
+        })
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -214,7 +303,7 @@ impl Backend for Postgres {
         };
         match self.revoke_for(name, from, reason, now).await {
             // No reason must keep a lock from being taken away because the database has no letters for it.
-            Err(error) if is_unwritable(&error) => self.revoke_for(name, from, &ascii(reason), now).await,
+            Err(error) if is_about(&error, &UNWRITABLE) => self.revoke_for(name, from, &ascii(reason), now).await,
             revoked => revoked,
         }
     }

@@ -1,38 +1,157 @@
-//! One connection and its notifications.
+//! Calls of the schema's functions: one at a time, over one connection that is made when it is needed and dropped whenever
+//! it is in doubt. How long a call may take is its caller's affair.
 
-use std::cmp::Ordering;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures_util::TryStreamExt;
-use tokio::io::AsyncReadExt;
+use futures_util::{StreamExt, TryStreamExt};
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinSet};
-use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio::task::AbortHandle;
 use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls, Row};
+use tokio_postgres::{AsyncMessage, Connection, Error, Row};
 
-use super::errors::{explain, explain_login, may_want_tls, read_only};
-use super::settings::Server;
-use super::stream;
+use super::errors::{MISSING, NO_CONNECTION_LEFT, REPEATABLE, explain, is_about, says};
+use super::settings::Settings;
+use super::{connect, schema};
 use crate::backend::net::Bounded;
+use crate::backend::{Address, Patience};
+use crate::clock::{self, Instant};
 use crate::exit::Fault;
 
-/// How long a server that can be written to waits for another one to say the same. A standby, or a port where
-/// nobody listens, says otherwise in no time.
-const ANOTHER: Duration = Duration::from_millis(250);
 const MOST_ROWS: usize = 1000;
-/// What a server may send before we ask for more: otherwise it could fill our memory. A log-in is a few kilobytes, and
-/// small messages take several times their size in memory.
-const BEFORE_LOG_IN: usize = 1 << 20;
-/// A page of `dlock status` may be large.
-const AFTER_LOG_IN: usize = 32 << 20;
+/// How long to step back when the server has no connection left.
+const STEP_BACK: Duration = Duration::from_millis(100);
+
+pub struct Client {
+    pub settings: Settings,
+    pub patience: Patience,
+    /// Where others tell us that it is worth asking again.
+    channel: String,
+    /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
+    /// half-way takes the connection with it.
+    session: Option<Session>,
+}
+
+/// Rows, and an instant at which the request had not been written yet.
+pub struct Answer {
+    pub from: Instant,
+    pub rows: Vec<Row>,
+}
+
+impl Answer {
+    pub fn row(&self) -> Result<&Row> {
+        self.rows.first().context("the server answered nothing")
+    }
+}
+
+impl Client {
+    pub fn new(address: &Address, patience: Patience) -> Result<Client> {
+        let settings = Settings::of(address)?;
+        let random = getrandom::u64().context("the kernel gave no random bytes")?;
+        let channel = format!("{}_{random:016x}", settings.schema);
+        Ok(Client { settings, patience, channel, session: None })
+    }
+
+    /// Where a contender wants to be woken, if it can be.
+    pub fn channel(&self) -> Option<String> {
+        self.settings.listen.then(|| self.channel.clone())
+    }
+
+    /// The server's process that is ours as long as we are connected; none, if the user says that it is a pooler's.
+    pub async fn process(&mut self) -> Result<Option<i32>> {
+        if !self.settings.listen {
+            return Ok(None);
+        }
+        let session = self.connected().await?;
+        Ok(self.session.insert(session).process)
+    }
+
+    pub fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
+    pub fn disconnect(&mut self) {
+        self.session = None;
+    }
+
+    /// Calls what has to be there, and makes it if it is not.
+    pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
+        if let Some(answer) = self.call(sql, with).await? {
+            return Ok(answer);
+        }
+        loop {
+            let session = self.connected().await?;
+            match schema::install(&session, &self.settings.schema).await {
+                // Calls of an older version were in the way.
+                Err(error) if is_about(&error, &REPEATABLE) => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
+                    self.session = Some(session);
+                    break;
+                }
+            }
+        }
+        let answer = self.call(sql, with).await?;
+        answer.ok_or_else(|| Fault::Config.because(schema::half_there(&self.settings.schema)))
+    }
+
+    /// Calls what may not be there: `None` if it is not.
+    pub async fn call(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.ask(None, sql, with).await
+    }
+
+    /// Calls it, and hears of later changes from then on.
+    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        self.ask(self.channel(), sql, with).await
+    }
+
+    /// In `sql`, `dlock.` stands for the schema, whatever it is called.
+    async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+        let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
+        loop {
+            let mut session = self.connected().await?;
+            let unconfirmed = session.unconfirmed();
+            let from = clock::now();
+            let answer = match &listen {
+                Some(channel) => session.query_listening(channel, &sql, with).await,
+                None => session.query(&sql, with).await,
+            };
+            match answer {
+                Ok(_) if session.unconfirmed() != unconfirmed => {
+                    return Err(Fault::Unreachable.because("the standby has not confirmed what the primary has done"));
+                }
+                Ok(rows) => {
+                    self.session = Some(session);
+                    return Ok(Some(Answer { from, rows }));
+                }
+                Err(error) if says(&error, &REPEATABLE) => self.session = Some(session),
+                Err(error) if says(&error, &MISSING) => return Ok(None),
+                Err(error) => return Err(explain(error)),
+            }
+        }
+    }
+
+    async fn connected(&mut self) -> Result<Session> {
+        if let Some(session) = self.session.take().filter(|session| !session.is_closed()) {
+            return Ok(session);
+        }
+        // Many that begin in the same second may all want a connection, and few need it for long.
+        let patient_until = clock::now() + self.patience.connect / 2;
+        loop {
+            match connect::open(&self.settings.servers).await {
+                Err(error) if is_about(&error, &NO_CONNECTION_LEFT) && !patient_until.has_passed() => {
+                    tokio::time::sleep(STEP_BACK).await;
+                }
+                opened => return opened,
+            }
+        }
+    }
+}
 
 /// A value for a query, and its type in SQL: named, so that the server need not be asked for it first.
 pub trait Parameter: Sync {
@@ -54,7 +173,7 @@ parameters!(&str: TEXT, String: TEXT, Option<String>: TEXT, i64: INT8, i32: INT4
 pub type Parameters<'a> = [&'a dyn Parameter];
 
 pub struct Session {
-    client: Client,
+    client: tokio_postgres::Client,
     heard: Arc<Heard>,
     listening: bool,
     /// What the server, or a pooler before it, calls the process that serves us.
@@ -72,82 +191,14 @@ struct Heard {
 }
 
 impl Session {
-    /// Connects to the one server that can be written to. They are tried at the same time, since one that hangs
-    /// would eat up the others' time; and two that can be written to would each have a holder.
-    pub async fn open(servers: &[Server]) -> Result<Session> {
-        if let [server] = servers {
-            return Session::begin(server.clone()).await;
-        }
-        let mut attempts = JoinSet::new();
-        for (place, server) in servers.iter().cloned().enumerate() {
-            attempts.spawn(async move { (place, Session::begin(server).await) });
-        }
-        let (mut failure, mut first) = (None, None::<(usize, Session)>);
-        let mut patience = Duration::MAX;
-        while let Ok(Some(attempt)) = tokio::time::timeout(patience, attempts.join_next()).await {
-            let (place, session) = match attempt? {
-                (place, Ok(session)) => (place, session),
-                (_, Err(error)) => {
-                    // A standby that is only down or read-only says less than a server that refuses us.
-                    if failure.as_ref().is_none_or(|before| Fault::of(before) == Fault::Unreachable) {
-                        failure = Some(error);
-                    }
-                    continue;
-                }
-            };
-            patience = ANOTHER;
-            let Some((before, other)) = first else {
-                first = Some((place, session));
-                continue;
-            };
-            first = Some(match compare(&other.identity().await?, &session.identity().await?) {
-                Some(Ordering::Less) => (place, session),
-                Some(Ordering::Greater) => (before, other),
-                Some(Ordering::Equal) if before < place => (before, other),
-                Some(Ordering::Equal) => (place, session),
-                None => {
-                    let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
-                    return Err(Fault::Unreachable.because(format_args!(
-                        "two servers can be written to: {}; a lock on one is none on the other, so name only those of one \
-                         cluster",
-                        labels.join(" and ")
-                    )));
-                }
-            });
-        }
-        let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
-        first.map(|(_, session)| session).ok_or_else(failed)
-    }
-
-    async fn begin(mut server: Server) -> Result<Session> {
-        let mut begun = log_in(&server).await;
-        if server.allows_tls && begun.as_ref().is_err_and(may_want_tls) {
-            server.config.ssl_mode(SslMode::Require);
-            match log_in(&server).await {
-                // A server without TLS has said all there is to say before.
-                Err(error) if !error.is::<Error>() => {}
-                encrypted => begun = encrypted,
-            }
-        }
-        let (client, connection, process) = begun.map_err(|error| error.context(server.label.clone()))?;
+    pub fn new(
+        client: tokio_postgres::Client,
+        connection: Connection<Bounded, NoTlsStream>,
+        process: Option<i32>,
+    ) -> Session {
         let heard = Arc::new(Heard::default());
         let driver = tokio::spawn(listen(connection, heard.clone())).abort_handle();
-        let session = Session { client, heard, listening: false, process, driver };
-        if server.config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
-            let row = session.query_one("SHOW transaction_read_only").await?;
-            if row.try_get::<_, &str>(0)? != "off" {
-                return Err(read_only().context(server.label));
-            }
-        }
-        Ok(session)
-    }
-
-    async fn identity(&self) -> Result<Identity> {
-        const SQL: &str =
-            "SELECT pg_postmaster_start_time()::text, (SELECT system_identifier FROM pg_control_system()),
-            ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int";
-        let row = self.query_one(SQL).await?;
-        Ok(Identity { started: row.try_get(0)?, cluster: row.try_get(1)?, timeline: row.try_get(2)? })
+        Session { client, heard, listening: false, process, driver }
     }
 
     pub fn is_closed(&self) -> bool {
@@ -172,15 +223,9 @@ impl Session {
     }
 
     pub async fn query(&self, sql: &str, with: &Parameters<'_>) -> Result<Vec<Row>, Error> {
-        let mut rows = pin!(self.client.query_typed_raw(sql, with.iter().map(|one| one.typed())).await?);
-        let mut some = Vec::new();
+        let rows = self.client.query_typed_raw(sql, with.iter().map(|one| one.typed())).await?;
         // No question of ours has more of an answer; a malicious server might.
-        while some.len() < MOST_ROWS
-            && let Some(row) = rows.try_next().await?
-        {
-            some.push(row);
-        }
-        Ok(some)
+        rows.take(MOST_ROWS).try_collect().await
     }
 
     pub async fn query_one(&self, sql: &str) -> Result<Row> {
@@ -208,50 +253,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.driver.abort();
     }
-}
-
-/// Which server it is that can be written to.
-struct Identity {
-    started: String,
-    /// The same for a primary and its standbys.
-    cluster: i64,
-    /// One more after every promotion.
-    timeline: i32,
-}
-
-/// Which of two that can be written to is the later one; equal if they are one server, which may go by two names or stand
-/// behind two poolers. A primary that has not noticed yet that a standby was promoted is the past, and all who see both
-/// see that. Otherwise each would have a holder of its own.
-fn compare(first: &Identity, second: &Identity) -> Option<Ordering> {
-    match first.timeline.cmp(&second.timeline) {
-        _ if first.cluster != second.cluster => None,
-        Ordering::Equal if first.started != second.started => None,
-        order => Some(order),
-    }
-}
-
-async fn log_in(server: &Server) -> Result<(Client, Connection<Bounded, NoTlsStream>, Option<i32>)> {
-    let socket = stream::open(&server.config, &server.tls).await?;
-    let limit = Arc::new(AtomicUsize::new(BEFORE_LOG_IN));
-    // The stream is encrypted already, if it is to be.
-    let mut config = server.config.clone();
-    config.ssl_mode(SslMode::Disable);
-    let stream = Bounded::new(socket, limit.clone(), <[u8]>::len);
-    let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(explain_login)?;
-    limit.store(AFTER_LOG_IN, Relaxed);
-    let process = process_id(&client).await;
-    Ok((client, connection, process))
-}
-
-/// The server process that serves us, as it said at the log-in. The library writes it into a request to cancel, and
-/// nowhere else. A pooler says something else, which is how we know one: behind it, nothing that belongs to a session is
-/// ours.
-async fn process_id(client: &Client) -> Option<i32> {
-    let (mut request, stream) = tokio::io::duplex(64);
-    client.cancel_token().cancel_query_raw(stream, NoTls).await.ok()?;
-    // After its length and its code.
-    request.read_u64().await.ok()?;
-    request.read_i32().await.ok()
 }
 
 async fn listen(mut connection: Connection<Bounded, NoTlsStream>, heard: Arc<Heard>) {

@@ -1,6 +1,5 @@
 //! From a backend URL, libpq's environment and its password file to what a connection needs to know.
 
-use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,8 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::tls::{self, Check};
+use super::connect::tls_config;
+use crate::backend::sslmode::{Encryption, os_user, sslmode};
 use crate::backend::{Address, Host};
 use crate::exit::Fault;
 use crate::openat;
@@ -159,43 +159,28 @@ fn server(address: &Address, mut config: Config, host: &Host) -> Result<Server> 
     Ok(Server { label: format!("{}/{database}", host.with_port(port)), config, tls, allows_tls })
 }
 
-fn os_user() -> Option<String> {
-    nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name)
-}
-
 fn in_home(file: &str) -> Option<PathBuf> {
     std::env::var_os("HOME").map(|home| Path::new(&home).join(file)).filter(|path| path.exists())
 }
 
-fn is_local(host: &str) -> bool {
-    host.starts_with('/') || host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
-}
-
-/// `sslmode` by libpq's rules, but for its default: what leaves this machine is encrypted and verified, and what does not
-/// leave it is not, unless the server insists.
+/// And whether TLS is tried if the server refuses to go without.
 fn tls(address: &Address, host: &str, config: &mut Config) -> Result<(Arc<ClientConfig>, bool)> {
     let file = |key, ours, default| {
         let given = address.param(ours).map(str::to_owned).or_else(|| value(address, key));
         given.map(PathBuf::from).or_else(|| in_home(&format!(".postgresql/{default}")))
     };
     let roots = file("sslrootcert", "tls-ca", "root.crt").filter(|roots| roots != Path::new("system"));
-    let default = if is_local(host) { "allow" } else { "verify-full" };
-    let word = value(address, "sslmode").unwrap_or_else(|| default.to_owned());
-    let (mode, check) = match word.as_str() {
-        "disable" | "allow" => (SslMode::Disable, Check::Nothing),
-        "prefer" => (SslMode::Prefer, Check::Nothing),
-        "require" if roots.is_some() => (SslMode::Require, Check::Signer),
-        "require" => (SslMode::Require, Check::Nothing),
-        "verify-ca" => (SslMode::Require, Check::Signer),
-        "verify-full" => (SslMode::Require, Check::SignerAndName),
-        other => bail!("sslmode is disable, allow, prefer, require, verify-ca or verify-full, not {other:?}"),
-    };
-    config.ssl_mode(if host.starts_with('/') { SslMode::Disable } else { mode });
+    let (encryption, check) = sslmode(value(address, "sslmode").as_deref(), host, roots.is_some())?;
+    config.ssl_mode(match encryption {
+        Encryption::Never | Encryption::IfWanted => SslMode::Disable,
+        Encryption::IfOffered => SslMode::Prefer,
+        Encryption::Always => SslMode::Require,
+    });
     let certificate = file("sslcert", "tls-cert", "postgresql.crt");
     let key = file("sslkey", "tls-key", "postgresql.key");
     ensure!(certificate.is_some() == key.is_some(), "a client certificate and its key (sslcert, sslkey) come together");
-    let tls = tls::config(check, roots.as_deref(), certificate.as_deref().zip(key.as_deref()))?;
-    Ok((tls, word == "allow" && !host.starts_with('/')))
+    let tls = tls_config(check, roots.as_deref(), certificate.as_deref().zip(key.as_deref()))?;
+    Ok((tls, encryption == Encryption::IfWanted))
 }
 
 /// From libpq's password file, for this host, and for this database and user; a file that is none is no obstacle.
@@ -230,6 +215,8 @@ fn password_in(line: &str, wanted: [&str; 4]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn settings(url: &str) -> Result<Settings> {

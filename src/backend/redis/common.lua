@@ -123,7 +123,7 @@ local function let_go(owner)
   end
 end
 
--- Should it fail, the waiter asks some time by itself, and what else is to be done here goes on.
+-- If that fails, the waiter asks later by itself, and the script goes on.
 local function tell_turn(owner)
   redis.pcall('SET', notes .. owner, 'turn', 'NX', 'PX', TURN)
 end

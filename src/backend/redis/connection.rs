@@ -21,15 +21,15 @@ use crate::exit::Fault;
 const LARGEST_OF_A_STRANGER: usize = 16 << 20;
 const LARGEST: usize = 64 << 20;
 /// How many pushes are kept. All of them mean the same: it is time to look.
-const NEWS: usize = 16;
+const MOST_PUSHES: usize = 16;
 /// How much of an error of the server is shown (characters).
 const LONGEST_ERROR: usize = 500;
 
 pub struct Connection {
     pub redis: MultiplexedConnection,
     /// What the server pushes; `None` if it does not know RESP3.
-    pub news: Option<mpsc::Receiver<PushInfo>>,
-    /// The server was asked to push news of the keys that we read.
+    pub pushes: Option<mpsc::Receiver<PushInfo>>,
+    /// The server was asked to push a message when a key changes that we have read.
     pub listening: bool,
     driver: JoinHandle<()>,
 }
@@ -42,17 +42,17 @@ impl Connection {
         let stream = Bounded::new(socket, Arc::clone(&limit), in_memory);
         // Callers keep their own time.
         let mut config = AsyncConnectionConfig::new().set_response_timeout(None);
-        let mut news = None;
+        let mut pushes = None;
         if login.protocol() == ProtocolVersion::RESP3 {
-            let (tell, told) = mpsc::channel(NEWS);
-            config = config.set_push_sender(move |push| tell.try_send(push));
-            news = Some(told);
+            let (sender, receiver) = mpsc::channel(MOST_PUSHES);
+            config = config.set_push_sender(move |push| sender.try_send(push));
+            pushes = Some(receiver);
         }
         let (redis, driver) = MultiplexedConnection::new_with_config(login, stream, config).await?;
         if login.password().is_some() {
             limit.store(LARGEST, Ordering::Relaxed);
         }
-        Ok(Connection { redis, news, listening: false, driver: tokio::spawn(driver) })
+        Ok(Connection { redis, pushes, listening: false, driver: tokio::spawn(driver) })
     }
 }
 

@@ -24,10 +24,8 @@ for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
 end
 local runs = ask('LRANGE', earlier, 0, -1) or {}
 for _, owner in ipairs(ask('HKEYS', details) or {}) do
-  local known = ask('HGET', details, owner)
-  if known:find('^%S+ %S+ %S+ %d+ ') and owner ~= value and has_ended(owner) and not lingers(owner) then
-    table.insert(runs, 'vanished ' .. known)
-  end
+  local run = owner ~= value and has_ended(owner) and not lingers(owner) and vanished_run(owner)
+  if run then table.insert(runs, run) end
 end
 local mode = together(value) and value:sub(2) or 'exclusive'
 local known = (value or redis.call('EXISTS', counter) == 1) and 1 or 0

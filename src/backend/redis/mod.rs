@@ -19,11 +19,10 @@
 mod acquire;
 pub mod answer;
 pub mod connection;
-pub mod examine;
+pub mod doctor;
 pub mod server;
 pub mod status;
 pub mod target;
-pub mod watch;
 
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
@@ -40,10 +39,9 @@ use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 use answer::{NotRenewed, Seen};
-use server::Server;
+use server::{Server, Watch};
 use status::Look;
 use target::Target;
-use watch::Watch;
 
 /// A verb as Lua, which the server runs in one atomic step.
 pub type Script = LazyLock<redis::Script>;
@@ -79,13 +77,11 @@ pub struct Redis {
     prefix: String,
     /// How many replicas must have a grant before it counts.
     replicas: u32,
-    watch: Option<Watch>,
+    watch: Watch,
     /// With when we asked.
     seen: Option<(Instant, Seen)>,
     /// An acquire of ours got no answer: it may still arrive, after we have left.
-    unheard: bool,
-    /// Why a release of ours may or may not have been carried out.
-    unreleased: Option<String>,
+    unanswered: bool,
 }
 
 impl Redis {
@@ -94,20 +90,22 @@ impl Redis {
         let replicas = address.param("wait-replicas").unwrap_or("0").parse();
         let replicas = replicas.context("wait-replicas is a number").context(Fault::Config)?;
         let server = Server::new(Target::new(address)?, patience);
-        Ok(Redis { server, prefix, replicas, watch: None, seen: None, unheard: false, unreleased: None })
+        Ok(Redis { server, prefix, replicas, watch: Watch::new(), seen: None, unanswered: false })
     }
 
     fn keys(&self, name: &LockName) -> Vec<String> {
         keys(&self.prefix, name, &["holders", "slots"])
     }
 
-    fn note(&self, name: &LockName, owner: &OwnerId) -> String {
-        format!("{{{}{name}}}:note:{owner}", self.prefix)
+    /// The lock with what it holds, and the notes that are left for us.
+    fn lock_and_note(&self, ask: &Ask, value: Option<String>) -> Watch {
+        let note = beside(&self.prefix, &ask.name, &format!("note:{}", ask.who.owner));
+        vec![(format!("{}{}", self.prefix, ask.name), value), (note, None)]
     }
 
     /// Gives up our place in the queue, or what was granted.
     async fn leave(&mut self, ask: &Ask, unanswered: &str) -> Result<()> {
-        self.watch = None;
+        self.watch.clear();
         let args = [ask.who.owner.as_str(), "", "0", "", "", unanswered];
         self.server.run::<Released>(&RELEASE, &self.keys(&ask.name), &args).await?;
         Ok(())
@@ -130,10 +128,14 @@ impl Redis {
 
 /// In the order in which `prelude.lua` unpacks them, and after them the scripts of a backend its own.
 pub fn keys(prefix: &str, name: &LockName, own: &[&str]) -> Vec<String> {
-    let lock = format!("{prefix}{name}");
     let shared = ["held", "queue", "places", "details", "token", "last", "once", "note:", "earlier", "success"];
-    let beside = shared.iter().chain(own).map(|part| format!("{{{lock}}}:{part}"));
-    std::iter::once(lock.clone()).chain(beside).collect()
+    let beside = shared.iter().chain(own).map(|part| beside(prefix, name, part));
+    std::iter::once(format!("{prefix}{name}")).chain(beside).collect()
+}
+
+/// A key beside the lock, in the same cluster slot.
+pub fn beside(prefix: &str, name: &LockName, part: &str) -> String {
+    format!("{{{prefix}{name}}}:{part}")
 }
 
 /// What the keys of all locks begin with.
@@ -143,11 +145,6 @@ pub fn prefix(address: &Address) -> Result<String> {
         return Err(Fault::Config.because("a prefix for Redis must not have braces: they choose the cluster slot"));
     }
     Ok(prefix.to_owned())
-}
-
-/// The lease that was to be released has ended by itself, after tries that failed for this reason.
-pub fn ran_out(why: &str) -> anyhow::Error {
-    Fault::Unreachable.because(format_args!("the lease ran out before it was released: {why}"))
 }
 
 /// What `release.lua` is told of the ending: for how long the lock stays taken, the run and its once key, how many runs to
@@ -202,15 +199,12 @@ impl Backend for Redis {
     }
 
     async fn changed(&mut self) -> Result<()> {
-        match &self.watch {
-            Some(watch) => self.server.changed(watch).await,
-            None => std::future::pending().await,
-        }
+        self.server.changed(&self.watch).await;
         Ok(())
     }
 
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
-        self.leave(ask, flag(self.unheard)).await
+        self.leave(ask, flag(self.unanswered)).await
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -225,17 +219,10 @@ impl Backend for Redis {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        self.watch = None;
+        self.watch.clear();
         let (token, [hold, run, once, runs, succeeded]) = (lease.token.to_string(), ending_args(ending));
-        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unheard), &runs, &succeeded];
-        let before = self.unreleased.replace("no answer".to_owned());
-        let reply = self.server.run(&RELEASE, &self.keys(&lease.name), &args).await;
-        self.unreleased = reply.as_ref().err().map(|error| format!("{error:#}"));
-        match (reply?, before) {
-            // After an earlier try that failed, a lease that ran out since is no loss.
-            (Released::NotOurs, Some(why)) => Err(ran_out(&why)),
-            (released, _) => Ok(released),
-        }
+        let args = [lease.owner.as_str(), &token, &hold, &run, &once, flag(self.unanswered), &runs, &succeeded];
+        self.server.run(&RELEASE, &self.keys(&lease.name), &args).await
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
@@ -255,7 +242,7 @@ impl Backend for Redis {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        examine::examine(&mut self.server, self.replicas).await
+        doctor::examine(&mut self.server, self.replicas).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

@@ -49,12 +49,12 @@ local function note_to(owner)
   return ask('GET', notes .. owner)
 end
 
--- Should it fail, what else is to be done goes on.
+-- If that fails, the script goes on.
 local function leave_note(owner, note, ms)
   redis.pcall('SET', notes .. owner, note, 'PX', ms)
 end
 
--- Makes a run the last one, and forgets those beyond so many. Should it fail, what else is to be done goes on.
+-- Makes a run the last one, and forgets those beyond so many. If that fails, the script goes on.
 local function remember(run, runs, succeeded)
   local before = ask('GET', last)
   if not run or run == '' or run == before then return end
@@ -65,11 +65,16 @@ local function remember(run, runs, succeeded)
   if succeeded ~= '' then redis.pcall('SET', success, succeeded) end
 end
 
--- Notes that the lease of this holder ran out because its dlock died: nobody has told how its run ended.
-local function note_vanished(owner)
+-- The run of a holder whose lease ran out because its dlock died; nothing for a waiter, which has no token.
+local function vanished_run(owner)
   local known = ask('HGET', details, owner)
-  if known and known:find('^%S+ %S+ %S+ %d+ ') then
-    redis.pcall('LPUSH', earlier, 'vanished ' .. known)
+  return known and known:find('^%S+ %S+ %S+ %d+ ') and 'vanished ' .. known
+end
+
+local function note_vanished(owner)
+  local run = vanished_run(owner)
+  if run then
+    redis.pcall('LPUSH', earlier, run)
     redis.pcall('LTRIM', earlier, 0, 98)
   end
 end

@@ -1,16 +1,23 @@
 //! The one server we talk to at a time, connected to when needed: again after a verb was cut short, and
 //! at another node when a cluster says so.
+//!
+//! It tells us when keys change by the client-side caching that Redis has had since version 6: it pushes a message once a
+//! key that we have read is changed in whatever way.
 
+use std::future::pending;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisError, Script, ServerErrorKind, ToRedisArgs, Value, cmd};
+use redis::{
+    Cmd, ErrorKind, FromRedisValue, Pipeline, PushKind, RedisError, Script, ServerErrorKind, ToRedisArgs, Value, cmd,
+    pipe,
+};
 
 use super::answer::{items, text};
 use super::connection::{Connection, is_answer, refusal};
 use super::target::{Target, redirect};
-use crate::backend::Patience;
+use crate::backend::{Patience, within};
 use crate::clock;
 use crate::exit::Fault;
 
@@ -18,6 +25,11 @@ use crate::exit::Fault;
 const MOST_REDIRECTS: usize = 5;
 /// Until the keys of a lock are together again, while their slot moves to another node.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
+/// Between attempts to get a connection back that only listens.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
+
+/// Keys to be told about, and what each held when we last heard of it.
+pub type Watch = Vec<(String, Option<String>)>;
 
 pub struct Server {
     target: Target,
@@ -27,12 +39,12 @@ pub struct Server {
     /// Where a cluster has sent us.
     node: Option<String>,
     /// It has turned out that the server cannot tell us when a key changes.
-    pub deaf: bool,
+    pub cannot_push: bool,
 }
 
 impl Server {
     pub fn new(target: Target, patience: Patience) -> Server {
-        Server { target, patience, connection: None, answered: false, node: None, deaf: false }
+        Server { target, patience, connection: None, answered: false, node: None, cannot_push: false }
     }
 
     /// Runs a script, at the right node of a cluster.
@@ -135,7 +147,7 @@ impl Server {
             let connection = connected.unwrap_or_else(|_| {
                 Err(Fault::Unreachable.because(format_args!("no connection to {} within {within:?}", self.host())))
             })?;
-            self.deaf |= connection.news.is_none();
+            self.cannot_push |= connection.pushes.is_none();
             self.connection = Some(connection);
             self.node = node;
         }
@@ -152,10 +164,6 @@ impl Server {
 
     pub fn allowed(&self) -> Duration {
         if self.answered { self.patience.attempt } else { self.patience.connect }
-    }
-
-    pub fn was_listening(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.listening)
     }
 
     pub fn forget_connection(&mut self) {
@@ -184,6 +192,63 @@ impl Server {
         nodes.dedup();
         ensure!(!nodes.is_empty(), Fault::Unreachable.because("the cluster serves no slots"));
         Ok(nodes)
+    }
+
+    /// Returns when the keys differ from what was seen, or once when the connection on which we
+    /// listened breaks; never, if the server cannot tell. May be dropped at any time.
+    pub async fn changed(&mut self, watch: &[(String, Option<String>)]) {
+        loop {
+            if let Ok(()) = self.listen(watch).await {
+                return;
+            }
+            // That a connection broke on which we listened is worth asking; that there is none is not.
+            let broke = self.connection.as_ref().is_some_and(|connection| connection.listening);
+            self.forget_connection();
+            if broke {
+                return;
+            }
+            clock::sleep_until(clock::now() + LISTEN_AGAIN).await;
+        }
+    }
+
+    /// Its requests change nothing, so the connection goes on when this is dropped.
+    async fn listen(&mut self, watch: &[(String, Option<String>)]) -> Result<()> {
+        while !self.cannot_push && !watch.is_empty() {
+            let patience = self.allowed();
+            let connection = self.connect().await?;
+            let Some(pushes) = &mut connection.pushes else { break };
+            // What was pushed before we read the keys is older than what we read.
+            while pushes.try_recv().is_ok() {}
+            let mut read = pipe();
+            if !connection.listening {
+                read.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
+            }
+            // Of these keys alone: the scripts read others too, which change whenever anybody waits.
+            let keys: Vec<&str> = watch.iter().map(|(key, _)| key.as_str()).collect();
+            read.cmd("CLIENT").arg("CACHING").arg("YES").cmd("MGET").arg(keys);
+            let answers = connection.redis.send_packed_commands(&read, 0, read.len());
+            let mut answers = within(patience, async { answers.await.map_err(refusal) }).await?;
+            let values = answers.pop().unwrap_or_default();
+            if answers.iter().any(|answer| matches!(answer, Value::ServerError(_))) {
+                self.cannot_push = true;
+                break;
+            }
+            connection.listening = true;
+            if let Value::ServerError(error) = values {
+                // As when a cluster has moved the keys: the next verb finds out where they are.
+                self.forget_connection();
+                return Err(refusal(RedisError::from(error)));
+            }
+            if items(&values).iter().map(text).ne(watch.iter().map(|(_, seen)| seen.clone())) {
+                return Ok(());
+            }
+            match pushes.recv().await {
+                Some(push) if push.kind == PushKind::Disconnection => bail!("the server closed the connection"),
+                Some(_) => {}
+                None => bail!("the connection broke"),
+            }
+        }
+        pending().await
     }
 }
 

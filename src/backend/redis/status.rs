@@ -10,7 +10,7 @@ use redis::{FromRedisValue, ParsingError, RedisError, Value, cmd, pipe};
 use super::answer::{items, millis, text, understood};
 use super::connection::refusal;
 use super::server::Server;
-use super::{Redis, Script, script};
+use super::{Redis, Script, beside, script};
 use crate::backend::Page;
 use crate::lock::{Contender, History, Identity, LastRun, LockName, LockState, Mode, Outcome, Token};
 
@@ -137,7 +137,7 @@ pub async fn page(server: &mut Server, prefix: &str, cursor: &str) -> Result<(BT
     if !bare.is_empty() {
         let mut counters = pipe();
         for name in &bare {
-            counters.cmd("EXISTS").arg(format!("{{{prefix}{name}}}:token"));
+            counters.cmd("EXISTS").arg(beside(prefix, name, "token"));
         }
         let answers = server.call_all(&counters).await?;
         let foreign = bare.into_iter().zip(answers).filter(|(_, counted)| *counted == Value::Int(0));

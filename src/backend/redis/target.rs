@@ -47,33 +47,30 @@ impl Target {
 
     fn read(address: &Address) -> Result<Target> {
         let scheme = address.scheme();
-        let segment = |n| address.path().trim_start_matches('/').split('/').nth(n).unwrap_or("");
+        let path: Vec<&str> = address.path().trim_matches('/').split('/').collect();
         let sentinel_user = address.param("sentinel-username").map(str::to_owned);
         let sentinel = (sentinel_user, address.password_in("sentinel-password-file")?);
-        let (kind, db) = match scheme.split_once('+').map_or("", |(_, kind)| kind) {
-            "" => (Kind::One, segment(0)),
-            "unix" => (Kind::Unix(address.path().into()), address.param("db").unwrap_or("")),
+        let many = 1..=usize::MAX;
+        let (kind, db, port, hosts) = match scheme.split_once('+').map_or("", |(_, kind)| kind) {
+            "" => (Kind::One, path.first(), PORT, 1..=1),
+            "unix" => (Kind::Unix(address.path().into()), None, PORT, 0..=0),
             "sentinel" => {
                 let login = Box::new(login(&sentinel, "")?.set_protocol(ProtocolVersion::RESP2));
-                (Kind::Sentinel { master: segment(0).to_owned(), login }, segment(1))
+                (Kind::Sentinel { master: path[0].to_owned(), login }, path.get(1), SENTINEL_PORT, many)
             }
-            _ => (Kind::Cluster, segment(0)),
+            _ => (Kind::Cluster, path.first(), PORT, many),
         };
-        let (port, hosts) = match &kind {
-            Kind::One => (PORT, 1..=1),
-            Kind::Unix(path) => {
-                ensure!(!path.as_os_str().is_empty(), "{address} names no socket: it is redis+unix:///path/to.sock");
-                (PORT, 0..=0)
+        let db = db.copied().or(address.param("db")).unwrap_or_default();
+        match &kind {
+            Kind::Unix(_) => {
+                ensure!(!path[0].is_empty(), "{address} names no socket: it is redis+unix:///path/to.sock");
             }
             Kind::Sentinel { master, .. } => {
                 ensure!(!master.is_empty(), "{address} names no master: it is redis+sentinel://host,host/master");
-                (SENTINEL_PORT, 1..=usize::MAX)
             }
-            Kind::Cluster => {
-                ensure!(matches!(db, "" | "0"), "a Redis cluster has only database 0, not {db}");
-                (PORT, 1..=usize::MAX)
-            }
-        };
+            Kind::Cluster => ensure!(matches!(db, "" | "0"), "a Redis cluster has only database 0, not {db}"),
+            Kind::One => {}
+        }
         let (is_unix, is_sentinel) = (matches!(kind, Kind::Unix(_)), matches!(kind, Kind::Sentinel { .. }));
         ensure!(
             is_unix || address.param("db").is_none(),
@@ -81,10 +78,7 @@ impl Target {
         );
         ensure!(is_sentinel || sentinel == (None, None), "only redis+sentinel:// has a log-in for sentinels");
         let most = if is_sentinel { 2 } else { 1 };
-        ensure!(
-            is_unix || address.path().trim_matches('/').split('/').count() <= most,
-            "{address} has a path that is too long"
-        );
+        ensure!(is_unix || path.len() <= most, "{address} has a path that is too long");
         ensure!(hosts.contains(&address.hosts().len()), "{address} names {} hosts", address.hosts().len());
         let hosts = address.hosts().iter().map(|host| host.with_port(port)).collect();
         Ok(Target {
@@ -196,10 +190,7 @@ pub fn redirect(error: &RedisError) -> Option<(String, bool)> {
 
 fn secured(address: &Address) -> Result<Option<Arc<ClientConfig>>> {
     let scheme = address.scheme().split('+').next().unwrap_or_default();
-    if matches!(scheme, "rediss" | "redlocks") {
-        return tls::client_config(address).map(Some);
-    }
-    tls::refuse(address).map(|()| None)
+    tls::client_config(address, matches!(scheme, "rediss" | "redlocks"))
 }
 
 type Login = (Option<String>, Option<String>);

@@ -12,24 +12,23 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 
 use super::nodes::{Answer, Node, Reply, count, no_majority};
-use super::{OURS, Redlock, TURNS, flag, grant_from, millis, script};
+use super::{OURS, Redlock, beside, flag, grant_from, millis, script};
 use crate::backend::redis::Script;
 use crate::backend::redis::status::contender;
-use crate::backend::redis::watch::Watch;
-use crate::backend::{Ask, Attempt, Busy, Lease};
+use crate::backend::{Ask, Attempt, Busy};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Mode, OwnerId, Token};
+use crate::lock::{Mode, Token};
 
 pub static TAKE: Script = script!("take.lua");
 pub static RAISE: Script = script!("raise.lua");
 
 /// How often the first waiter asks although nothing seems to change; `common.lua` lets others take longer.
-const BEAT: Duration = Duration::from_secs(2);
+const ASK_EVERY: Duration = Duration::from_secs(2);
 /// Nodes that cannot notify are asked so many times as often.
-const BLIND: u32 = 8;
+const WITHOUT_PUSHES: u32 = 8;
 /// Contenders that split the nodes between them part ways within this time.
-const SCATTER: Duration = Duration::from_millis(60);
+const JITTER: Duration = Duration::from_millis(60);
 /// A little more than the time after which `common.lua` passes over a first who does not come.
 const PASSED_OVER: Duration = Duration::from_millis(510);
 
@@ -72,8 +71,8 @@ impl Redlock {
         let from = clock::now();
         let once = ask.once.clone().unwrap_or_default();
         let [since, waited] = self.began.get_or_insert_with(Began::now).told();
-        let insists = flag(std::mem::take(&mut self.insists)).to_owned();
-        let args = [millis(ask.ttl), once, flag(ask.queue).to_owned(), since, waited, insists, self.who.clone()];
+        let ignores_queue = flag(std::mem::take(&mut self.ignores_queue)).to_owned();
+        let args = [millis(ask.ttl), once, flag(ask.queue).to_owned(), since, waited, ignores_queue, self.who.clone()];
         let for_node = |node: &Node| {
             let (holder, details) = node.seen.clone().unwrap_or_default();
             args.iter().cloned().chain([holder, details]).collect()
@@ -88,14 +87,13 @@ impl Redlock {
             let grant = grant_from(from, ask.ttl);
             let agreed = self.raise(ask, &keys, token).await;
             if agreed && grant.from.elapsed() < ask.ttl.mul_f64(0.99) - grant.slack {
-                self.watch_as_holder(&keys, &ask.who.owner, &replies);
+                self.watch_as_holder(&ask.name, &ask.who.owner, &replies);
                 self.began = None;
-                let (name, owner) = (ask.name.clone(), ask.who.owner.clone());
-                return Ok(Attempt::Granted(Lease { name, owner, token, slot: None, grant, descriptors: Vec::new() }));
+                return Ok(Attempt::Granted(ask.lease(token, None, grant)));
             }
         }
         let answered = replies.iter().filter(|reply| reply.is_ok()).count() >= quorum;
-        if ours > 0 || self.nodes.any_unheard() {
+        if ours > 0 || self.nodes.any_unanswered() {
             // Whoever cannot reach a majority must not be in the way of those who can.
             let and = if ask.queue && answered { Then::Wait } else { Then::Leave };
             self.give_back(ask, &keys, and).await;
@@ -103,7 +101,7 @@ impl Redlock {
         if !answered {
             return Err(no_majority(replies));
         }
-        Ok(Attempt::Busy(self.busy(&keys, &ask.who.owner, &replies)?))
+        Ok(Attempt::Busy(self.busy(ask, &replies)?))
     }
 
     /// Raises the counters and says whether that made the lock ours.
@@ -114,32 +112,32 @@ impl Redlock {
     }
 
     /// Who is in the way, how many are before us, what to watch, and when to ask again.
-    fn busy(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) -> Result<Busy> {
+    fn busy(&mut self, ask: &Ask, replies: &[Reply]) -> Result<Busy> {
         let ours = count(replies, OURS);
-        let (quorum, turn) = (self.nodes.quorum(), format!("{}{owner}", keys[TURNS]));
+        let (quorum, lock) = (self.nodes.quorum(), format!("{}{}", self.prefix, ask.name));
+        let turn = beside(&self.prefix, &ask.name, &format!("turn:{}", ask.who.owner));
         let (mut holders, mut ends, mut ranks) = (Vec::new(), Vec::new(), vec![0; ours]);
-        let mut beat = Duration::MAX;
-        for (node, reply) in self.nodes.iter_mut().zip(replies) {
-            node.watch = Watch::default();
+        let mut every = Duration::MAX;
+        for (node, reply) in self.nodes.all.iter_mut().zip(replies) {
+            node.watch.clear();
             let Ok(answer) = reply else { continue };
             node.seen = None;
-            let (Answer::Theirs(theirs) | Answer::Behind(theirs)) = answer else { continue };
+            let Answer::Busy(theirs) = answer else { continue };
             node.seen = theirs.owner.clone().map(|owner| (owner, theirs.details.clone()));
-            node.watch = Watch { keys: vec![turn.clone()], seen: vec![None] };
+            node.watch.push((turn.clone(), None));
             if theirs.ahead == 0 {
-                node.watch.keys.push(keys[0].clone());
-                node.watch.seen.push(theirs.owner.clone());
+                node.watch.push((lock.clone(), theirs.owner.clone()));
             }
-            if let Answer::Theirs(theirs) = answer {
-                ends.push(theirs.left.unwrap_or(BEAT));
+            if theirs.owner.is_some() {
+                ends.push(theirs.left.unwrap_or(ASK_EVERY));
             }
             ranks.push(theirs.ahead);
-            beat = beat.min(theirs.beat.unwrap_or(BEAT));
+            every = every.min(theirs.ask_again.unwrap_or(ASK_EVERY));
             let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None).into_holder());
             holders.extend(holder);
         }
-        if self.nodes.deaf() {
-            beat /= BLIND;
+        if self.nodes.all.iter().any(|node| node.server.cannot_push) {
+            every /= WITHOUT_PUSHES;
         }
         ends.sort_unstable();
         let others = ranks.len() - ours;
@@ -149,16 +147,16 @@ impl Redlock {
         // How many nodes have to be let go before a majority is free.
         let held = (ends.len() + 1).saturating_sub(quorum);
         // We were first on some nodes, others were on the rest.
-        self.insists = held == 0 && ours > 0;
+        self.ignores_queue = held == 0 && ours > 0;
         let again = match held.checked_sub(1) {
-            Some(n) if ahead == 0 => beat.min(ends[n] + Duration::from_millis(1)),
-            Some(_) => beat,
-            None if self.insists => some_of(SCATTER)?,
-            None => beat.min(PASSED_OVER * u32::try_from(ahead.max(1)).unwrap_or(u32::MAX)) + some_of(SCATTER)?,
+            Some(n) if ahead == 0 => every.min(ends[n] + Duration::from_millis(1)),
+            Some(_) => every,
+            None if self.ignores_queue => some_of(JITTER)?,
+            None => every.min(PASSED_OVER * u32::try_from(ahead.max(1)).unwrap_or(u32::MAX)) + some_of(JITTER)?,
         };
-        if self.insists {
+        if self.ignores_queue {
             // They give back what they took, which is no reason to get in each other's way again.
-            self.nodes.iter_mut().for_each(|node| node.watch = Watch::default());
+            self.nodes.all.iter_mut().for_each(|node| node.watch.clear());
         }
         self.needed = (others + 1).saturating_sub(quorum).max(1);
         Ok(Busy {

@@ -12,8 +12,8 @@ local taken, turns, lates = KEYS[12], KEYS[13], KEYS[14]
 -- What the lock holds, from settle on.
 local value
 
--- Who is told that it is its turn and does not come for so long (ms) is passed over. If it lives, it asks
--- again some time, and has its place back.
+-- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. If it lives, it has
+-- its place back as soon as it asks.
 local COMES_WITHIN = 500
 
 local function settle()
@@ -112,8 +112,8 @@ local function first()
   return (ask('ZRANGE', queue, 0, 0) or {})[1]
 end
 
--- Whoever is first watches the lock itself and may take it, so it must learn that it is. It alone is woken. Should
--- that fail, it asks some time by itself, and what else is to be done here goes on.
+-- Whoever is first watches the lock itself and may take it, so it must learn that it is. It alone is woken. If that
+-- fails, the waiter asks later by itself, and the script goes on.
 local function tell_first(but)
   local owner = first()
   if owner and owner ~= but then
@@ -137,11 +137,11 @@ local function wait(owner, since, waited, ttl, who)
   local place = order(since, waited)
   ask('ZADD', queue, place, owner)
   local ahead = ask('ZRANK', queue, owner) or 0
-  local beat = math.min(2000 + 20 * ahead, 20000)
-  ask('ZADD', places, now + 2 * beat + 2000, owner)
+  local every = math.min(2000 + 20 * ahead, 20000)
+  ask('ZADD', places, now + 2 * every + 2000, owner)
   if ask('HEXISTS', details, owner) == 0 then describe(owner, ttl, '-', who, whole(place / 1000)) end
-  outlast(2 * beat + 2000, queue, places, details)
-  return ahead, ahead > 0 and math.min(500 * ahead, beat) or beat
+  outlast(2 * every + 2000, queue, places, details)
+  return ahead, ahead > 0 and math.min(500 * ahead, every) or every
 end
 
 -- Whether this request, the nth of its owner, arrived after the owner had given it up.
@@ -150,7 +150,7 @@ local function is_late(owner, n)
   return given_up and tonumber(n) <= given_up
 end
 
--- What is given up stays so: word of less may be late itself. Should it fail, what else is to be done here goes on.
+-- What is given up stays so: a request that names a lower number may be late itself. If that fails, the script goes on.
 local function give_up(owner, n)
   if n ~= '' and not is_late(owner, n) then redis.pcall('SET', lates .. owner, n, 'PX', 600000) end
 end

@@ -12,7 +12,7 @@
 
 pub mod acquire;
 mod agreement;
-mod examine;
+mod doctor;
 pub mod nodes;
 mod status;
 
@@ -22,8 +22,8 @@ use ::redis::Value;
 use anyhow::Result;
 use async_trait::async_trait;
 
-use super::redis::watch::Watch;
-use super::redis::{self, Script, flag, grant_from, millis, script};
+use super::redis::server::Watch;
+use super::redis::{self, Script, beside, flag, grant_from, millis, script};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
@@ -42,11 +42,6 @@ static FORGET: Script = script!("../redis/forget.lua");
 
 pub const OURS: fn(&Answer) -> bool = |answer| matches!(answer, Answer::Ours(_));
 
-/// Where among the keys the counter stands, and the beginnings of those of notes and turns.
-const TOKEN: usize = 5;
-const NOTES: usize = 8;
-const TURNS: usize = 12;
-
 pub struct Redlock {
     nodes: Nodes,
     /// How long all of them together may take to answer.
@@ -54,13 +49,11 @@ pub struct Redlock {
     prefix: String,
     /// Who we are, for nodes that have to be told again.
     who: String,
-    /// How many of the watched nodes must have news to make it worth asking.
+    /// How many of the watched nodes must have changed to make it worth asking.
     needed: usize,
     began: Option<Began>,
     /// The nodes have not agreed on who is first: next time we do not heed their queues.
-    insists: bool,
-    /// Why a release of ours may or may not have been carried out by a majority.
-    unreleased: Option<String>,
+    ignores_queue: bool,
 }
 
 impl Redlock {
@@ -73,8 +66,7 @@ impl Redlock {
             who: String::new(),
             needed: 1,
             began: None,
-            insists: false,
-            unreleased: None,
+            ignores_queue: false,
         })
     }
 
@@ -88,20 +80,18 @@ impl Redlock {
         let rest = [flag(and == Then::Wait).to_owned(), since, waited, millis(ask.ttl), ask.who.to_json()];
         let args = |node: &Node| std::iter::once(node.given_up()).chain(rest.clone()).collect();
         let replies = self.nodes.ask_by_number(&GIVE_BACK, keys, &ask.who.owner, args).await;
-        self.nodes.note_withdrawn(&replies);
+        self.nodes.forget_unanswered(&replies);
         replies
     }
 
     /// From here on a change on any node is worth a renewal, which takes that node again.
-    fn watch_as_holder(&mut self, keys: &[String], owner: &OwnerId, replies: &[Reply]) {
+    fn watch_as_holder(&mut self, name: &LockName, owner: &OwnerId, replies: &[Reply]) {
         self.needed = 1;
-        for (node, reply) in self.nodes.iter_mut().zip(replies) {
+        let (lock, note) = (format!("{}{name}", self.prefix), beside(&self.prefix, name, &format!("note:{owner}")));
+        for (node, reply) in self.nodes.all.iter_mut().zip(replies) {
             node.watch = match reply {
-                Ok(answer) => Watch {
-                    keys: vec![keys[0].clone(), format!("{}{owner}", keys[NOTES])],
-                    seen: vec![seen_by_holder(answer, owner), None],
-                },
-                Err(_) => Watch::default(),
+                Ok(answer) => vec![(lock.clone(), seen_by_holder(answer, owner)), (note.clone(), None)],
+                Err(_) => Watch::new(),
             };
         }
     }
@@ -112,7 +102,7 @@ fn seen_by_holder(answer: &Answer, owner: &OwnerId) -> Option<String> {
     match answer {
         Answer::Ours(_) => Some(owner.to_string()),
         Answer::Gone(value) => value.clone(),
-        Answer::Theirs(theirs) | Answer::Behind(theirs) => theirs.owner.clone(),
+        Answer::Busy(busy) => busy.owner.clone(),
         _ => None,
     }
 }
@@ -153,7 +143,7 @@ impl Backend for Redlock {
         if count(&replies, OURS) < quorum {
             return Err(no_majority(replies));
         }
-        self.watch_as_holder(&keys, &lease.owner, &replies);
+        self.watch_as_holder(&lease.name, &lease.owner, &replies);
         Ok(Renewal::Held(grant_from(from, lease.grant.ttl)))
     }
 
@@ -163,20 +153,14 @@ impl Backend for Redlock {
         let args = [lease.owner.to_string(), lease.token.to_string(), hold, run, once];
         let for_node =
             |node: &mut Node| args.iter().cloned().chain([node.given_up(), runs.clone(), succeeded.clone()]).collect();
-        let before = self.unreleased.replace("no answer".to_owned());
         let replies = self.nodes.ask(&RELEASE, &keys, for_node).await;
         let taken = any(&replies, |answer| matches!(answer, Released::ForceReleased(_)));
         let gone = count(&replies, |answer| *answer != Released::Done) >= quorum;
-        let done = match (agreed(&replies, quorum), taken, before) {
-            (Some(Released::Done), ..) => Ok(Released::Done),
-            (_, Some(taken), _) if gone => Ok(taken),
-            (_, _, None) if gone => Ok(Released::NotOurs),
-            // After an earlier try that failed, a lease that ran out since is no loss.
-            (_, _, Some(why)) if gone => Err(redis::ran_out(&why)),
+        match (agreed(&replies, quorum), taken) {
+            (Some(Released::Done), _) => Ok(Released::Done),
+            (_, taken) if gone => Ok(taken.unwrap_or(Released::NotOurs)),
             _ => Err(no_majority(replies)),
-        };
-        self.unreleased = done.as_ref().err().map(|error| format!("{error:#}"));
-        done
+        }
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
@@ -208,7 +192,7 @@ impl Backend for Redlock {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        examine::examine(self).await
+        doctor::examine(self).await
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

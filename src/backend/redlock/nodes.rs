@@ -1,5 +1,6 @@
 //! The nodes of a Redlock, asked all at once: what they answer, and what their answers amount to.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,8 +11,8 @@ use redis::{FromRedisValue, ParsingError, Value};
 use crate::backend::redis::Script;
 use crate::backend::redis::answer::{millis, non_empty, number, shown, text, understood};
 use crate::backend::redis::server::Server;
+use crate::backend::redis::server::Watch;
 use crate::backend::redis::target::Target;
-use crate::backend::redis::watch::Watch;
 use crate::backend::{Address, Patience};
 use crate::clock;
 use crate::exit::Fault;
@@ -19,7 +20,7 @@ use crate::lock::{OwnerId, Token};
 
 /// The least that nodes which are slower than the majority get on top.
 const GRACE: Duration = Duration::from_millis(20);
-/// A release reaches the nodes at different times: so long after the news of enough nodes the others are waited for.
+/// A release reaches the nodes at different times: so long after enough nodes have changed the others are waited for.
 const SETTLE: Duration = Duration::from_millis(3);
 
 pub struct Node {
@@ -31,19 +32,19 @@ pub struct Node {
     /// How many requests to take this node or to give it back we sent, and the last of them that got no answer: it
     /// may still arrive, after we have given up.
     sent: u64,
-    unheard: Option<u64>,
-    /// The last of them that the node knows to be given up.
-    withdrawn: Option<u64>,
+    unanswered: Option<u64>,
 }
 
 impl Node {
     /// The last request that may still arrive, for scripts.
     pub fn given_up(&self) -> String {
-        self.unheard.map(|n| n.to_string()).unwrap_or_default()
+        self.unanswered.map(|n| n.to_string()).unwrap_or_default()
     }
 }
 
-pub struct Nodes(Vec<Node>);
+pub struct Nodes {
+    pub all: Vec<Node>,
+}
 
 pub type Reply<T = Answer> = Result<T>;
 
@@ -59,42 +60,23 @@ impl Nodes {
         // A verb asks the nodes up to three times, the last to give back what was taken.
         let patience = Patience { connect: patience.connect / 3, attempt: patience.attempt / 3 };
         let node = |target| {
-            let (server, watch) = (Server::new(target, patience), Watch::default());
-            Node { server, watch, seen: None, sent: 0, unheard: None, withdrawn: None }
+            let (server, watch) = (Server::new(target, patience), Watch::new());
+            Node { server, watch, seen: None, sent: 0, unanswered: None }
         };
-        let nodes = Nodes(Target::each(address)?.into_iter().map(node).collect());
-        let mut hosts: Vec<&str> = nodes.0.iter().map(|node| node.server.host()).collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        if hosts.len() < count {
+        let all: Vec<Node> = Target::each(address)?.into_iter().map(node).collect();
+        if all.iter().map(|node| node.server.host()).collect::<BTreeSet<_>>().len() < count {
             return Err(Fault::Config.because(format_args!("{address} names a node twice")));
         }
-        Ok(nodes)
+        Ok(Nodes { all })
     }
 
     pub fn quorum(&self) -> usize {
-        self.0.len() / 2 + 1
-    }
-
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Node> {
-        self.0.iter_mut()
-    }
-
-    pub fn get_mut(&mut self, n: usize) -> Option<&mut Node> {
-        self.0.get_mut(n)
-    }
-
-    pub fn deaf(&self) -> bool {
-        self.0.iter().any(|node| node.server.deaf)
+        self.all.len() / 2 + 1
     }
 
     /// Whether a request of ours may still arrive at a node, or may have done so without our hearing of it.
-    pub fn any_unheard(&self) -> bool {
-        self.0.iter().any(|node| node.unheard > node.withdrawn)
-    }
-
-    pub fn host(&self, n: usize) -> &str {
-        self.0[n].server.host()
+    pub fn any_unanswered(&self) -> bool {
+        self.all.iter().any(|node| node.unanswered.is_some())
     }
 
     /// Runs a script on all nodes at once. Once a majority has answered, the others get as much time
@@ -105,9 +87,9 @@ impl Nodes {
         keys: &[String],
         args: impl Fn(&mut Node) -> Vec<String>,
     ) -> Vec<Reply<T>> {
-        let (count, quorum) = (self.0.len(), self.quorum());
+        let (count, quorum) = (self.all.len(), self.quorum());
         let start = clock::now();
-        let mut asked: FuturesUnordered<_> = (self.0.iter_mut().enumerate())
+        let mut asked: FuturesUnordered<_> = (self.all.iter_mut().enumerate())
             .map(|(n, node)| {
                 let args = args(node);
                 async move { (n, node.server.run(script, keys, args).await) }
@@ -144,33 +126,33 @@ impl Nodes {
         owner: &OwnerId,
         args: impl Fn(&Node) -> Vec<String>,
     ) -> Vec<Reply<T>> {
-        let before: Vec<Option<u64>> = self.0.iter().map(|node| node.unheard).collect();
+        let before: Vec<Option<u64>> = self.all.iter().map(|node| node.unanswered).collect();
         let numbered = |node: &mut Node| {
             node.sent += 1;
             let args = [owner.to_string(), node.sent.to_string()].into_iter().chain(args(node)).collect();
-            node.unheard = Some(node.sent);
+            node.unanswered = Some(node.sent);
             args
         };
         let replies = self.ask(script, keys, numbered).await;
-        for ((node, reply), before) in self.0.iter_mut().zip(&replies).zip(before) {
+        for ((node, reply), before) in self.all.iter_mut().zip(&replies).zip(before) {
             if reply.is_ok() {
-                node.unheard = before;
+                node.unanswered = before;
             }
         }
         replies
     }
 
     /// The nodes that have answered this were told which requests are given up.
-    pub fn note_withdrawn<T>(&mut self, replies: &[Reply<T>]) {
-        for (node, _) in self.0.iter_mut().zip(replies).filter(|(_, reply)| reply.is_ok()) {
-            node.withdrawn = node.unheard;
+    pub fn forget_unanswered<T>(&mut self, replies: &[Reply<T>]) {
+        for (node, _) in self.all.iter_mut().zip(replies).filter(|(_, reply)| reply.is_ok()) {
+            node.unanswered = None;
         }
     }
 
-    /// Returns when so many nodes have news, and the others had a moment to have them too.
+    /// Returns when so many nodes have changed, and the others had a moment to do so too.
     pub async fn changed(&mut self, needed: usize) {
-        let mut told: FuturesUnordered<_> = (self.0.iter_mut())
-            .filter(|node| !node.watch.keys.is_empty())
+        let mut told: FuturesUnordered<_> = (self.all.iter_mut())
+            .filter(|node| !node.watch.is_empty())
             .map(|node| async move { node.server.changed(&node.watch).await })
             .collect();
         for _ in 0..needed {
@@ -219,10 +201,8 @@ pub fn no_majority<T>(replies: Vec<Reply<T>>) -> anyhow::Error {
 pub enum Answer {
     /// The node is ours. If it was just taken: which token it would have to be at least.
     Ours(Option<Token>),
-    /// Another has it.
-    Theirs(Theirs),
-    /// Nobody has it, but others are before us in the queue.
-    Behind(Theirs),
+    /// Another has it; or nobody, but others are before us in the queue.
+    Busy(Busy),
     /// The node is not ours, or not any more; perhaps somebody else's.
     Gone(Option<String>),
     /// An operator has freed the node on the spot, for this reason.
@@ -235,7 +215,7 @@ pub enum Answer {
 
 /// What keeps us from a node.
 #[derive(Clone, Debug)]
-pub struct Theirs {
+pub struct Busy {
     /// What the lock's key holds, and what the node says about that holder.
     pub owner: Option<String>,
     pub details: String,
@@ -243,7 +223,7 @@ pub struct Theirs {
     pub left: Option<Duration>,
     pub ahead: usize,
     /// When to ask again.
-    pub beat: Option<Duration>,
+    pub ask_again: Option<Duration>,
 }
 
 impl FromRedisValue for Answer {
@@ -252,8 +232,13 @@ impl FromRedisValue for Answer {
             Some(match (word, rest) {
                 ("ours", []) => Answer::Ours(None),
                 ("ours", [token]) => Answer::Ours(Some(Token(number(token)?))),
-                ("theirs", rest) => Answer::Theirs(Theirs::read(rest)?),
-                ("behind", rest) => Answer::Behind(Theirs::read(rest)?),
+                ("busy", [owner, left, details, ahead, ask_again]) => Answer::Busy(Busy {
+                    owner: non_empty(owner),
+                    details: text(details)?,
+                    left: millis(left),
+                    ahead: number(ahead)?,
+                    ask_again: millis(ask_again),
+                }),
                 ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
                 ("taken", [reason]) => Answer::Taken(shown(reason)),
                 ("revoked", [reason]) => Answer::Revoked(shown(reason)),
@@ -261,13 +246,5 @@ impl FromRedisValue for Answer {
                 _ => return None,
             })
         })
-    }
-}
-
-impl Theirs {
-    fn read(reply: &[Value]) -> Option<Theirs> {
-        let [owner, left, details, ahead, beat] = reply else { return None };
-        let (owner, details) = (non_empty(owner), text(details)?);
-        Some(Theirs { owner, details, left: millis(left), ahead: number(ahead)?, beat: millis(beat) })
     }
 }

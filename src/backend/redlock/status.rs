@@ -30,7 +30,7 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
     let mut waiters = BTreeMap::new();
     let (mut nodes, mut runs, mut last_success_at, mut first) = (Vec::new(), Vec::new(), None, None);
     for (n, reply) in replies.iter().enumerate() {
-        let mut node = NodeState { node: redlock.nodes.host(n).to_owned(), owner: None, error: None };
+        let mut node = NodeState { node: redlock.nodes.all[n].server.host().to_owned(), owner: None, error: None };
         match reply {
             Ok(seen) => {
                 first = first.or(seen.known.then_some(n));
@@ -72,8 +72,8 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
 /// nodes, so one that cannot be asked is left out.
 pub async fn list(redlock: &mut Redlock, after: Option<String>) -> Result<Page> {
     let (n, cursor) = place(after.as_deref())?;
-    let (prefix, nodes) = (redlock.prefix.clone(), redlock.nodes.iter_mut().count());
-    let Some(node) = redlock.nodes.get_mut(n) else { return Ok(Page::default()) };
+    let (prefix, nodes) = (redlock.prefix.clone(), redlock.nodes.all.len());
+    let Some(node) = redlock.nodes.all.get_mut(n) else { return Ok(Page::default()) };
     let (names, cursor) = page(&mut node.server, &prefix, cursor).await.unwrap_or_default();
     let mut locks = Vec::new();
     for name in names {

@@ -1,12 +1,12 @@
 -- First phase: takes this node if nobody else has it or is before us in the queue, and says which token it
--- would have to be at least. insists: the nodes do not agree on who is first, so never mind the queue.
+-- would have to be at least. ignores_queue: the nodes do not agree on who is first.
 -- seen_*: who held this node when we last asked it, and what it said about that holder.
-local owner, n, ttl, key, waits, since, waited, insists, who, seen_owner, seen_details = unpack(ARGV)
+local owner, n, ttl, key, waits, since, waited, ignores_queue, who, seen_owner, seen_details = unpack(ARGV)
 if is_late(owner, n) or taken_by(owner) > tonumber(n) then
   return redis.error_reply('WITHDRAWN this request arrived after its owner had given up')
 end
 
--- On a node that is free: forgets a first who was told long ago and has not come, and tells the next.
+-- On a node that is free: forgets those at the head of the queue that were told and did not ask in time; tells the next.
 local function pass_over_the_gone()
   local other = first()
   while other and other ~= owner do
@@ -32,19 +32,19 @@ if not value and seen_token and last_token() < tonumber(seen_token) then
 end
 
 if value ~= owner then
-  local ahead, beat = sweep(value), 0
+  local ahead, ask_again = sweep(value), 0
   if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then return { 'ran' } end
   if ahead > 0 then
     if not value then pass_over_the_gone() end
     ahead = ask('ZRANK', queue, owner) or ask('ZCOUNT', queue, '-inf', '(' .. order(since, waited)) or 0
   end
-  if value or (ahead > 0 and insists ~= '1') then
+  if value or (ahead > 0 and ignores_queue ~= '1') then
     ask('DEL', turns .. owner)
     if waits == '1' then
-      ahead, beat = wait(owner, since, waited, ttl, who)
+      ahead, ask_again = wait(owner, since, waited, ttl, who)
     end
     local about = value and ask('HGET', details, value) or ''
-    return { value and 'theirs' or 'behind', value or '', redis.call('PTTL', lock), about, ahead, beat }
+    return { 'busy', value or '', redis.call('PTTL', lock), about, ahead, ask_again }
   end
 end
 take(owner, n, ttl)

@@ -17,8 +17,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio_rustls::rustls::ClientConfig;
 
-use super::wire::{Answer, Link, NO_SESSION, Refusal, Request, Stat};
-use super::wire::{found, has_expired, read_children, read_data};
+use super::wire::{Answer, Link, NO_SESSION, Refusal, Request};
+use super::wire::{found, has_expired, read_children};
 use crate::backend::address::Host;
 use crate::backend::{Address, Patience, tls, within};
 use crate::clock::{self, Instant};
@@ -58,10 +58,7 @@ impl Ensemble {
         if hosts.is_empty() {
             return Err(Fault::Config.because("a zookeeper:// URL names at least one host"));
         }
-        let tls = match address.scheme() {
-            "zookeepers" => Some(tls::client_config(address)?),
-            _ => tls::refuse(address).map(|()| None)?,
-        };
+        let tls = tls::client_config(address, address.scheme() == "zookeepers")?;
         let login = match (address.username(), address.password()?) {
             (Some(username), Some(password)) => Some((username.to_owned(), password)),
             (Some(_), None) => return Err(Fault::Config.because("a username needs a password")),
@@ -161,10 +158,6 @@ impl Ensemble {
         self.link.is_some() && self.session.as_ref().is_some_and(recent)
     }
 
-    pub fn is_linked(&self) -> bool {
-        self.link.is_some()
-    }
-
     pub fn session(&self) -> Result<&Session> {
         self.session.as_ref().ok_or_else(|| Refusal::SESSION_EXPIRED.into())
     }
@@ -198,12 +191,6 @@ impl Ensemble {
         self.call(&[request]).await?.pop().context("one request has one answer")
     }
 
-    /// A node's data; `None` if there is no such node.
-    pub async fn data(&mut self, path: &str) -> Result<Option<(Vec<u8>, Stat)>> {
-        let answer = self.call_one(Request::get_data(path)).await?;
-        found(&answer, read_data, format_args!("cannot read {path}"))
-    }
-
     /// A node's children; none if there is no such node.
     pub async fn children(&mut self, path: &str) -> Result<Vec<String>> {
         let answer = self.call_one(Request::get_children(path)).await?;
@@ -231,7 +218,7 @@ impl Ensemble {
 
     /// Ends a session that has no nodes any more, without waiting for the answer. If the session lives on for a ttl, that
     /// harms nobody.
-    pub async fn part(&mut self) {
+    pub async fn end_unused(&mut self) {
         self.session = None;
         if let Some(mut link) = self.link.take() {
             let _ = within(self.patience.attempt, link.ask(&[Request::close_session()])).await;

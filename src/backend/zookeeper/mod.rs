@@ -28,7 +28,6 @@ mod release;
 mod status;
 pub mod wire;
 
-use std::collections::{BTreeSet, btree_set};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -39,8 +38,8 @@ use self::queue::{ServerClock, Spelling, sign_of};
 use self::recipe::Place;
 use self::wire::{Acl, Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
-    Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
+    Released, Renewal, Revoke, Revoked,
 };
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders, Token};
@@ -61,7 +60,7 @@ pub struct ZooKeeper {
     seen: SeenHolders,
     seen_in: Option<i64>,
     /// The rest of a list of all locks.
-    listing: btree_set::IntoIter<LockName>,
+    listing: Listing,
 }
 
 pub const PARAMETERS: &[&str] = &["recipe"];
@@ -95,7 +94,7 @@ impl ZooKeeper {
             clock: None,
             seen: SeenHolders::default(),
             seen_in: None,
-            listing: BTreeSet::new().into_iter(),
+            listing: Listing::default(),
         })
     }
 
@@ -177,7 +176,7 @@ impl ZooKeeper {
 
     /// Connects, with a short session unless there is one.
     pub async fn visit(&mut self) -> Result<()> {
-        if !self.ensemble.is_linked() {
+        if !self.ensemble.is_fresh() {
             self.ensemble.attach(VISIT).await?;
         }
         Ok(())
@@ -186,7 +185,7 @@ impl ZooKeeper {
     /// Closes the session, unless it has a place in a queue to keep.
     pub async fn end_visit(&mut self) {
         if self.place.is_none() {
-            self.ensemble.part().await;
+            self.ensemble.end_unused().await;
         }
     }
 

@@ -125,11 +125,6 @@ impl Queue {
         self.entries.iter().position(|entry| entry.name.starts_with(stem) && entry.hold.is_none())
     }
 
-    /// The same of a place that is held without a session.
-    pub fn hold_of(&self, stem: &str) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.name.starts_with(stem) && entry.hold.is_some())
-    }
-
     pub fn remove(&mut self, name: &str) {
         self.entries.retain(|entry| entry.name != name);
     }
@@ -200,15 +195,16 @@ pub struct Slot {
 
 const LONGEST_REASON: usize = 500;
 
-impl Details {
-    /// How long a hold lasts; `None` for what is none.
-    pub fn lasts(&self) -> Option<Duration> {
-        self.hold.map(|hold| Duration::from_millis(hold.lasts_ms))
+impl Hold {
+    pub fn lasts(&self) -> Duration {
+        Duration::from_millis(self.lasts_ms)
     }
+}
 
+impl Details {
     /// Of the session or, once that has ended, of the hold.
     pub fn ttl(&self) -> Duration {
-        self.lasts().unwrap_or(Duration::from_millis(self.ttl_ms))
+        self.hold.map_or(Duration::from_millis(self.ttl_ms), |hold| hold.lasts())
     }
 
     pub fn acquired_at(&self) -> Option<SystemTime> {

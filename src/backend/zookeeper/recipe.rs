@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::queue::{Details, Entry, Queue, ServerClock, Slot};
-use super::status::View;
+use super::ensemble::Session;
+use super::queue::{Details, Entry, ServerClock, Slot};
+use super::status::{Found, View};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use super::{ZooKeeper, status, token};
+use super::{ZooKeeper, token};
 use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, waiters, watched};
-use crate::lock::{Holder, LockName, Mode, Record, SeenHolders, Token, messages};
-use crate::report::describe;
+use crate::lock::{Holder, LockName, Mode, Record, SeenHolders, Token};
 
 /// How soon to look again for a slot that should be free: its holder lost its place, and keeps the slot for as long as
 /// its session lives.
@@ -48,8 +48,10 @@ impl Place {
 fn read_look(answers: &[Answer], dir: &str) -> Result<View> {
     let (signs, rest) = answers.split_first().context("an answer to each request")?;
     let (view, once) = rest.split_at_checked(3).context("an answer to each request")?;
-    let signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
-    Ok(View { signs, ran_once: once.first().is_some_and(Result::is_ok), ..View::read(view, dir)? })
+    let mut view = View::read(view, dir)?;
+    view.signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
+    view.ran_once = once.first().is_some_and(Result::is_ok);
+    Ok(view)
 }
 
 impl ZooKeeper {
@@ -66,9 +68,9 @@ impl ZooKeeper {
         let place = self.place()?;
         let position = view.queue.position(&place.node).context("our place is in the queue")?;
         let revoked = place.record.details.revoked.clone();
-        if let Some(why) = self.other_slots(ask, view.queue.ahead(position)).await? {
+        if let Some(other) = self.other_slots(ask, view.queue.ahead(position)).await? {
             self.leave().await?;
-            return Ok(Attempt::OtherSlots(why));
+            return Ok(other);
         }
         let vanished = self.vanished(&view)?;
         if !view.queue.holds(position) {
@@ -150,7 +152,8 @@ impl ZooKeeper {
     /// `None` if that did not work, but may work the next time.
     async fn create_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<View>> {
         let prefix = self.spelling.prefix(&ask.who.owner, ask.mode);
-        let record = Record::of_waiter(&ask.who, self.ensemble.session()?.ttl);
+        let Session { id: session, ttl, .. } = *self.ensemble.session()?;
+        let record = Record::of_waiter(&ask.who, ttl);
         let (path, data) = (format!("{dir}/{prefix}"), record.to_json());
         let (signs, sign) = (self.signs_path(&ask.name), self.sign_path(&ask.name, &prefix));
         let create = Request::multi([
@@ -161,56 +164,38 @@ impl ZooKeeper {
         requests.extend(self.look_requests(ask));
         let answers = self.ensemble.call(&requests).await?;
         let refused = |why| refusal(why, format_args!("cannot take a place in {dir}"));
-        let created = answers[0].as_ref().map_err(|why| refused(*why))?;
-        match wire::multi_refusal(created)? {
-            None => {}
+        let is_new = match wire::multi_refusal(answers[0].as_ref().map_err(|why| refused(*why))?)? {
+            None => true,
+            // An earlier request of ours took a place, and its answer got lost; or the place was deleted.
+            Some((_, Refusal::NODE_EXISTS)) => false,
             Some((_, Refusal::NO_NODE)) => {
                 self.make(dir, Kind::Container).await?;
                 self.make(&signs, Kind::Container).await?;
                 return Ok(None);
             }
-            // An earlier request of ours took a place, and its answer got lost; or the place was deleted.
-            Some((_, Refusal::NODE_EXISTS)) => {
-                self.find_place(ask, dir, &sign).await?;
-                return Ok(None);
-            }
             Some((_, why)) => return Err(refused(why)),
-        }
-        // A multi tells no more than the path; but what was made in one transaction has the same number and date.
-        let Ok(stat) = &answers[1] else { return Ok(None) };
-        let (path, stat) = (wire::read_first_created(created)?, wire::read_stat(stat)?);
-        let node = path.strip_prefix(dir).and_then(|rest| rest.strip_prefix('/'));
-        let node = node.context("a node is made where it was asked for")?.to_owned();
-        self.ensemble.prove();
-        let place = self.settle(dir, node, stat, record);
-        Ok(Some(read_look(&answers[2..], dir)?).filter(|view| view.queue.position(&place.node).is_some()))
-    }
-
-    /// This place is ours from now on.
-    fn settle(&mut self, dir: &str, node: String, stat: Stat, record: Record<Details>) -> &Place {
-        self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
-        let Stat { czxid, version, ephemeral_owner: session, .. } = stat;
-        self.place.insert(Place { path: format!("{dir}/{node}"), node, session, czxid, version, record, noted: false })
-    }
-
-    /// Looks for the place that goes with a sign of ours. A sign without one, or with one of a session that we have
-    /// given up, would only be in our own way: deletes it.
-    async fn find_place(&mut self, ask: &Ask, dir: &str, sign: &str) -> Result<()> {
-        let queue = Queue::new(&self.ensemble.children(dir).await?);
-        let stem = self.spelling.stem(&ask.who.owner);
-        if let Some(at) = queue.place_of(&stem) {
-            let node = queue.entries[at].name.clone();
-            let path = format!("{dir}/{node}");
-            let session = self.ensemble.session()?.id;
-            let place = self.ensemble.data(&path).await?.filter(|(_, stat)| stat.ephemeral_owner == session);
-            if let Some((Some(record), stat)) = place.map(|(data, stat)| (Record::read(&data), stat)) {
-                self.settle(dir, node, stat, record);
-                return Ok(());
+        };
+        // A multi tells no more than paths. But what was made in one transaction has the same number and date.
+        let stat = found(&answers[1], wire::read_stat, "cannot look for our place")?;
+        let view = read_look(&answers[2..], dir)?;
+        let node = view.queue.place_of(&self.spelling.stem(&ask.who.owner)).map(|at| &view.queue.entries[at].name);
+        let node = node.map(|node| (node.clone(), format!("{dir}/{node}")));
+        if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session)
+            && let Some((node, path)) = node
+        {
+            self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
+            let Stat { czxid, version, .. } = stat;
+            self.place = Some(Place { path, node, session, czxid, version, record, noted: false });
+            if is_new {
+                self.ensemble.prove();
             }
-            let _gone_either_way = self.ensemble.call_one(Request::delete(&path, ANY_VERSION)).await?;
+            return Ok(is_new.then_some(view));
         }
-        let _gone_either_way = self.ensemble.call_one(Request::delete(sign, ANY_VERSION)).await?;
-        Ok(())
+        // A sign without a place, or both of a session that we have given up, would only be in our own way.
+        let paths = [node.map(|(_, path)| path), Some(sign)].into_iter().flatten();
+        let deletes: Vec<_> = paths.map(|path| Request::delete(&path, ANY_VERSION)).collect();
+        let _gone_either_way = self.ensemble.call(&deletes).await?;
+        Ok(None)
     }
 
     /// Until when a holder that vanished together with our session may run its command: the servers have lost their
@@ -241,15 +226,15 @@ impl ZooKeeper {
             }
         }
         let mut holder = None;
-        if let Some(Ok(answer)) = self.watch(requests).await?.first() {
-            let (data, stat) = wire::read_data(answer)?;
-            let record = Record::read(&data);
-            if let Some(record) = record.as_ref().filter(|one| one.details.hold.is_none())
-                && head.mode == Mode::Exclusive
+        if let Some(found) =
+            self.watch(requests).await?.first().map(|answer| Found::read(head, answer)).transpose()?.flatten()
+        {
+            if let (Mode::Exclusive, None, Some(stat), Some(record)) =
+                (head.mode, found.hold(), found.stat, &found.record)
             {
                 self.seen.see(&head.name, token(stat.czxid), record.details.ttl(), None);
             }
-            holder = Some(status::contender(head.mode, stat, record).into_holder());
+            holder = Some(found.contender().into_holder());
         }
         self.busy(ask, holder, waiters(view.queue.ahead(position)), held_until).await
     }
@@ -289,7 +274,7 @@ impl ZooKeeper {
         Ok(stale_token(ask.mode, own, next, recorded, cause, &advice))
     }
 
-    async fn grant(&mut self, ask: &Ask, view: View) -> Result<Attempt> {
+    async fn grant(&mut self, ask: &Ask, mut view: View) -> Result<Attempt> {
         let mut slot = self.place()?.record.details.slot;
         if let Mode::Slots(slots) = ask.mode
             && slot.is_none()
@@ -307,7 +292,8 @@ impl ZooKeeper {
             let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
             let _refused = self.ensemble.call_one(say).await?;
         }
-        self.runs = Some(self.runs_in(&ask.name, view).await?);
+        self.read_notes(&ask.name, &mut view).await?;
+        self.runs = Some(view.runs);
         self.seen = SeenHolders::default();
         let slot = slot.map(|slot| slot.number);
         Ok(Attempt::Granted(ask.lease(self.place()?.token(), slot, self.lease_grant()?)))
@@ -316,50 +302,35 @@ impl ZooKeeper {
     /// Takes the lowest free slot; `None` if none is free.
     async fn claim_slot(&mut self, name: &LockName, slots: u32) -> Result<Option<Slot>> {
         let session = self.ensemble.session()?.id;
-        let exists: Vec<Request> = (0..slots).map(|slot| Request::exists(&self.slot_path(name, slot))).collect();
-        let mut free = Vec::new();
-        for (number, answer) in (0..).zip(self.ensemble.call(&exists).await?) {
-            match found(&answer, wire::read_stat, "cannot look at a slot")? {
-                // We have one: the answer to an earlier request got lost.
-                Some(stat) if stat.ephemeral_owner == session => {
-                    return Ok(Some(Slot { number, token: token(stat.czxid) }));
+        let paths: Vec<String> = (0..slots).map(|slot| self.slot_path(name, slot)).collect();
+        let exists: Vec<Request> = paths.iter().map(|path| Request::exists(path)).collect();
+        loop {
+            let mut free = None;
+            for (number, answer) in (0..).zip(self.ensemble.call(&exists).await?) {
+                match found(&answer, wire::read_stat, "cannot look at a slot")? {
+                    Some(stat) if stat.ephemeral_owner == session => {
+                        return Ok(Some(Slot { number, token: token(stat.czxid) }));
+                    }
+                    Some(_) => {}
+                    None => free = free.or(paths.get(number as usize)),
                 }
-                Some(_) => {}
-                None => free.push(number),
             }
-        }
-        for number in free {
-            let path = self.slot_path(name, number);
-            let create = Request::create(&path, b"", self.acl(), Kind::Ephemeral);
-            let mut answer = self.ensemble.call_one(create.clone()).await?;
-            if answer == Err(Refusal::NO_NODE) {
-                self.make(&self.meta_path(name), Kind::Persistent).await?;
-                answer = self.ensemble.call_one(create).await?;
-            }
-            match answer {
-                Ok(created) => {
-                    let (_, stat) = wire::read_created(&created)?;
-                    return Ok(Some(Slot { number, token: token(stat.czxid) }));
-                }
-                Err(Refusal::NODE_EXISTS) => {}
+            // Look again whose it is: ours, or another's who was faster.
+            let Some(path) = free else { return Ok(None) };
+            match self.ensemble.call_one(Request::create(path, b"", self.acl(), Kind::Ephemeral)).await? {
+                Ok(_) | Err(Refusal::NODE_EXISTS) => {}
+                Err(Refusal::NO_NODE) => self.make(&self.meta_path(name), Kind::Persistent).await?,
                 Err(why) => return Err(refusal(why, format_args!("cannot take {path}"))),
             }
         }
-        Ok(None)
     }
 
     /// A dlock before us that uses the lock with another number of slots. Other programs know of none, and their names
     /// look like ours: the nodes have to be read.
-    async fn other_slots(&mut self, ask: &Ask, ahead: &[Entry]) -> Result<Option<String>> {
+    async fn other_slots(&mut self, ask: &Ask, ahead: &[Entry]) -> Result<Option<Attempt>> {
         let differs = |one: &&Entry| one.mode.slots() != ask.mode.slots();
-        for other in self.read_nodes(ahead.iter().filter(differs).map(|one| (&ask.name, one))).await? {
-            if let Some((_, record)) = other.node()?
-                && (record.is_some() || other.entry.hold.is_some())
-            {
-                let who = describe(&other.contender().into_holder());
-                return Ok(Some(messages::other_slots(who, other.entry.mode, ask.mode)));
-            }
-        }
-        Ok(None)
+        let others = self.read_nodes(ahead.iter().filter(differs).map(|one| (&ask.name, one))).await?;
+        let is_ours = |other: &Found| other.record.is_some() || other.entry.hold.is_some();
+        Ok(others.into_iter().flatten().find(is_ours).map(|other| ask.differs_from(other.contender())))
     }
 }

@@ -8,12 +8,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
+use super::ZooKeeper;
 use super::queue::{Details, Entry, Hold, Queue, held_name, server_date};
-use super::status::{View, reason_for};
+use super::status::{Found, View, reason_for};
 use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, found, refusal};
-use super::{VISIT, ZooKeeper};
 use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
 use crate::clock::{self, Instant};
 use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages, runs};
@@ -74,9 +74,7 @@ impl ZooKeeper {
     }
 
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        if !self.ensemble.is_fresh() {
-            self.ensemble.attach(VISIT).await?;
-        }
+        self.visit().await?;
         let mut known = self.runs.clone();
         // Once more whenever another holder or an operator has written the history since.
         loop {
@@ -86,10 +84,7 @@ impl ZooKeeper {
             if let Some(run) = &ending.last_run {
                 let runs = match known.take() {
                     Some(runs) => runs,
-                    None => {
-                        let view = self.view_of(&lease.name).await?;
-                        self.runs_in(&lease.name, view).await?
-                    }
+                    None => self.view_of(&lease.name).await?.runs,
                 };
                 parts.extend(self.record_run(&lease.name, &runs, run, ending.keep));
             }
@@ -100,7 +95,7 @@ impl ZooKeeper {
                 Err(error) => return Err(error),
             }
         }
-        self.ensemble.part().await;
+        self.ensemble.end_unused().await;
         self.forget_place();
         Ok(Released::Done)
     }
@@ -139,13 +134,12 @@ impl ZooKeeper {
     pub(super) async fn was_released(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.forget_place();
         self.visit().await?;
-        let View { history, queue, .. } = self.view_of(&lease.name).await?;
+        let view = self.view_of(&lease.name).await?;
         let taken = self.why_taken(&lease.name, &lease.owner).await?;
-        let held = self.hold_of(&lease.name, &lease.owner, &queue).await?;
-        let held = held.and_then(|(_, _, record)| record.details.hold);
-        let done = ending.last_run.as_ref().is_some_and(|run| history.has_ending(run))
+        let held = self.hold_of(&lease.owner, &view)?.and_then(Found::hold);
+        let done = ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run))
             || held.is_some_and(|hold| hold.token == lease.token);
-        self.ensemble.part().await;
+        self.ensemble.end_unused().await;
         Ok(match taken {
             _ if done => Released::Done,
             Some(reason) => Released::ForceReleased(reason),
@@ -207,7 +201,7 @@ impl ZooKeeper {
     fn create_hold(&self, name: &LockName, node: &str, record: &Record<Details>) -> Request {
         let path = self.place_path(name, &held_name(node));
         let create = |kind| Request::create(&path, record.to_json().as_bytes(), self.acl(), kind);
-        let kind = record.details.lasts().map_or(Kind::Persistent, Kind::Expiring);
+        let kind = record.details.hold.map_or(Kind::Persistent, |hold| Kind::Expiring(hold.lasts()));
         create(kind).or(Refusal::UNIMPLEMENTED, create(Kind::Persistent))
     }
 
@@ -216,19 +210,20 @@ impl ZooKeeper {
         let now = self.clock.context("we have a place, so we know the server's clock")?.now();
         let mut first_end: Option<Instant> = None;
         let holds: Vec<Entry> = queue.entries.iter().filter(|one| one.hold.is_some()).cloned().collect();
-        for hold in self.read_nodes(holds.iter().map(|hold| (name, hold))).await? {
-            let Some((stat, record)) = hold.node()? else {
-                queue.remove(&hold.entry.name);
+        let nodes = self.read_nodes(holds.iter().map(|hold| (name, hold))).await?;
+        for (Entry { name: node, .. }, found) in holds.iter().zip(nodes) {
+            let Some(found) = found else {
+                queue.remove(node);
                 continue;
             };
             // Nobody knows when a hold ends that cannot be read. It stays until an operator takes it away.
-            let Some(lasts) = record.as_ref().and_then(|record| record.details.lasts()) else { continue };
-            let left = lasts.saturating_sub(now.duration_since(server_date(stat.ctime)).unwrap_or_default());
+            let (Some(stat), Some(hold)) = (found.stat, found.hold()) else { continue };
+            let left = hold.lasts().saturating_sub(now.duration_since(server_date(stat.ctime)).unwrap_or_default());
             if !left.is_zero() {
                 let end = clock::now() + left;
                 first_end = Some(first_end.map_or(end, |other| other.min(end)));
-            } else if self.remove(name, &hold.entry.name, record.as_ref()).await? {
-                queue.remove(&hold.entry.name);
+            } else if self.remove(name, node, found.record.as_ref()).await? {
+                queue.remove(node);
             } else {
                 // Somebody else was faster: another waiter, or the owner with a new hold. Ask again.
                 self.ensemble.set_notified(true);
@@ -237,43 +232,39 @@ impl ZooKeeper {
         Ok(first_end)
     }
 
-    /// An owner's hold: its name in the queue, the version of its node, and what that says.
-    async fn hold_of(
-        &mut self,
-        name: &LockName,
-        owner: &OwnerId,
-        queue: &Queue,
-    ) -> Result<Option<(String, i32, Record<Details>)>> {
-        let Some(entry) = queue.hold_of(&self.spelling.stem(owner)) else { return Ok(None) };
-        let path = self.place_path(name, &entry.name);
-        let Some((data, stat)) = self.ensemble.data(&path).await? else { return Ok(None) };
-        let record = Record::read(&data).filter(|record| record.details.hold.is_some());
-        let Some(record) = record else { bail!(messages::overwritten(path)) };
-        Ok(Some((entry.name.clone(), stat.version, record)))
+    /// An owner's hold.
+    fn hold_of<'a>(&self, owner: &OwnerId, view: &'a View) -> Result<Option<&'a Found>> {
+        let stem = self.spelling.stem(owner);
+        let is_its = |one: &&Found| one.entry.hold.is_some() && one.entry.name.starts_with(&stem);
+        let found = view.nodes.iter().find(is_its);
+        ensure!(found.is_none_or(|one| one.hold().is_some()), messages::overwritten(format_args!("{stem}…")));
+        Ok(found)
     }
 
     /// Moves the end of a hold by putting a new node in its place. As long as the hold is there, nobody has been granted
     /// the lock since, so it is not too late.
     pub(super) async fn move_end(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         loop {
-            let queue = self.view_of(name).await?.queue;
-            let Some((node, version, mut record)) = self.hold_of(name, owner, &queue).await? else {
-                if queue.place_of(&self.spelling.stem(owner)).is_some_and(|position| queue.holds(position)) {
+            let view = self.view_of(name).await?;
+            let Some(Found { entry, stat: Some(stat), record: Some(record) }) = self.hold_of(owner, &view)? else {
+                let place = view.queue.place_of(&self.spelling.stem(owner));
+                if place.is_some_and(|position| view.queue.holds(position)) {
                     return Ok(Reheld::Running);
                 }
                 return Ok(self.why_taken(name, owner).await?.map_or(Reheld::NotOurs, Reheld::ForceReleased));
             };
             if ttl.is_zero() {
-                let removed = self.remove(name, &node, Some(&record)).await?;
+                let removed = self.remove(name, &entry.name, Some(record)).await?;
                 return Ok(if removed { Reheld::Done } else { Reheld::NotOurs });
             }
-            if let Some(reason) = record.details.revoked {
-                return Ok(Reheld::Revoked(reason));
+            if let Some(reason) = &record.details.revoked {
+                return Ok(Reheld::Revoked(reason.clone()));
             }
+            let mut record = record.clone();
             let lasts_ms = ttl.as_millis() as u64;
             record.details.hold = record.details.hold.map(|hold| Hold { lasts_ms, ..hold });
-            let delete = Request::delete(&self.place_path(name, &node), version);
-            let parts = vec![delete, self.create_hold(name, &node, &record)];
+            let delete = Request::delete(&self.place_path(name, &entry.name), stat.version);
+            let parts = vec![delete, self.create_hold(name, &entry.name, &record)];
             // If refused: an operator marked it just now, or another process of the owner was faster. Look again.
             if self.commit(parts, name, "cannot renew").await?.is_none() {
                 return Ok(Reheld::Done);

@@ -9,15 +9,16 @@
 //! taken away recently: the holder's own nodes are gone with its place, and a node for each of them would stay for ever
 //! where a holder never comes back.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::queue::{Details, Entry, Queue, server_date};
+use super::queue::{Details, Entry, Hold, Queue, server_date};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use super::{ZooKeeper, token};
-use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Revoke, Revoked};
+use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
 use crate::clock;
 use crate::lock::queue::holders;
 use crate::lock::{
@@ -50,38 +51,59 @@ pub(super) fn reason_for(owner: &OwnerId, answer: &Answer) -> Option<String> {
     read_taken(answer).into_iter().rev().find(|taken| taken.owner == owner.as_str()).map(|taken| taken.reason)
 }
 
-/// What a contender's node says. Other programs store no record of ours.
-type Node = (Stat, Option<Record<Details>>);
-
 /// A contender's node as it was found.
 pub(super) struct Found {
     pub entry: Entry,
-    node: Result<Node, Refusal>,
+    /// `None` if we may not read the node.
+    pub stat: Option<Stat>,
+    /// `None` for a program other than dlock.
+    pub record: Option<Record<Details>>,
 }
 
 impl Found {
-    /// What its node says; `None` if it is gone.
-    pub fn node(&self) -> Result<Option<&Node>> {
-        match &self.node {
-            Ok(node) => Ok(Some(node)),
-            Err(Refusal::NO_NODE) => Ok(None),
-            Err(why) => Err(refusal(*why, format_args!("cannot read {}", self.entry.name))),
-        }
+    /// `None` if the node is gone.
+    pub fn read(entry: &Entry, answer: &Answer) -> Result<Option<Found>> {
+        let (stat, record) = match answer {
+            Ok(answer) => {
+                let (data, stat) = wire::read_data(answer)?;
+                (Some(stat), Record::read(&data))
+            }
+            Err(Refusal::NO_NODE) => return Ok(None),
+            Err(_) => (None, None),
+        };
+        Ok(Some(Found { entry: entry.clone(), stat, record }))
     }
 
-    /// Neither gone nor a hold whose time is over.
+    pub fn hold(&self) -> Option<Hold> {
+        self.record.as_ref().and_then(|record| record.details.hold)
+    }
+
+    /// How much longer a hold lasts, by our own clock: good enough to be shown.
+    fn left(&self) -> Option<Duration> {
+        let lasted = clock::wall().duration_since(server_date(self.stat?.ctime)).unwrap_or_default();
+        Some(self.hold()?.lasts().saturating_sub(lasted))
+    }
+
+    /// Whether it is not a hold whose time is over.
     fn is_present(&self) -> bool {
-        match &self.node {
-            Ok((stat, Some(record))) => left(*stat, &record.details).is_none_or(|left| !left.is_zero()),
-            node => !matches!(node, Err(Refusal::NO_NODE)),
-        }
+        self.left().is_none_or(|left| !left.is_zero())
     }
 
-    /// Nothing but its name is known where its node may not be read.
     pub fn contender(&self) -> Contender {
-        match self.node.clone() {
-            Ok((stat, record)) => contender(self.entry.mode, stat, record),
-            Err(_) => Contender::unknown(self.entry.mode),
+        let unknown = Contender::unknown(self.entry.mode);
+        let Some(stat) = self.stat else { return unknown };
+        let since = Some(server_date(stat.ctime));
+        let shown = Contender { token: Some(token(stat.czxid)), waiting_since: since, ..unknown };
+        let Some(Record { who, details }) = self.record.clone() else { return shown };
+        Contender {
+            who: Some(who),
+            token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
+            slot: details.slot.map(|slot| slot.number),
+            acquired_at: details.acquired_at().or(since),
+            ttl: Some(details.ttl()),
+            expires_in: self.left(),
+            revoked: details.revoked.is_some(),
+            ..shown
         }
     }
 }
@@ -92,37 +114,37 @@ impl Contends for Found {
     }
 }
 
-/// A lock, read in one round trip. The nodes of its contenders and the notes have to be read apart.
+/// A lock. What its names tell is read in one round trip, what is in the nodes of contenders and in notes in a second.
 pub(super) struct View {
     pub queue: Queue,
+    /// The nodes of the contenders. Only operators read them all.
+    pub nodes: Vec<Found>,
     /// Of those that are alive, as they were just before the queue was read: a newcomer is not taken for one that lost its
     /// place. Only contenders ask for it.
     pub signs: Vec<String>,
     /// The `once` key that a contender asked for is on record.
     pub ran_once: bool,
-    pub history: History,
+    /// A history that has yet to be made will have version 0.
+    pub runs: Runs<i32>,
     /// The token of the last run, even if the run is forgotten.
     pub last_token: Option<Token>,
-    /// Of the node that has the history. One that has yet to be made will have version 0.
-    pub version: i32,
     /// The notes of runs that vanished.
-    pub vanished: Vec<String>,
+    vanished: Vec<String>,
 }
 
 impl View {
     /// Reads the answers to [`ZooKeeper::view_requests`]. What may not be read beside the queue is as good as empty.
     pub fn read(answers: &[Answer], what: &str) -> Result<View> {
         let [notes, queue, meta] = answers else { bail!("an answer to each request") };
-        let queue =
-            Queue::new(&found(queue, wire::read_children, format_args!("cannot list {what}"))?.unwrap_or_default());
+        let queue = found(queue, wire::read_children, format_args!("cannot list {what}"))?;
+        let queue = Queue::new(&queue.unwrap_or_default());
         let mut vanished = notes.as_ref().map_or_else(|_| Ok(Vec::new()), |notes| wire::read_children(notes))?;
         vanished.retain(|note| queue.position(note).is_none());
         let meta = meta.as_ref().ok().map(|meta| wire::read_data(meta)).transpose()?;
         let (json, version) = meta.map(|(data, stat)| (data, stat.version)).unwrap_or_default();
-        let last: Option<Last> = serde_json::from_slice(&json).ok();
-        let history = History::from_json(&String::from_utf8_lossy(&json));
-        let last_token = last.map(|last| last.fencing_token);
-        Ok(View { queue, signs: Vec::new(), ran_once: false, history, last_token, version, vanished })
+        let last_token = serde_json::from_slice(&json).ok().map(|last: Last| last.fencing_token);
+        let runs = Runs::new(History::from_json(&String::from_utf8_lossy(&json)), version);
+        Ok(View { queue, nodes: Vec::new(), signs: Vec::new(), ran_once: false, runs, last_token, vanished })
     }
 }
 
@@ -133,6 +155,55 @@ struct Last {
 }
 
 impl ZooKeeper {
+    pub(super) fn view_requests(&self, name: &LockName) -> [Request; 3] {
+        let [notes, queue] = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
+        [notes, queue, Request::get_data(&self.meta_path(name))]
+    }
+
+    /// Reads several locks in two round trips, and in one more for each that has runs that vanished.
+    async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
+        let requests: Vec<_> = names.iter().flat_map(|name| self.view_requests(name)).collect();
+        let answers = self.ensemble.call(&requests).await?;
+        let views = names.iter().zip(answers.chunks_exact(requests.len() / names.len().max(1)));
+        let views: Result<Vec<View>> = views.map(|(name, answers)| View::read(answers, name.as_str())).collect();
+        let mut views = views?;
+        let entries =
+            names.iter().zip(&views).flat_map(|(name, view)| view.queue.entries.iter().map(move |one| (name, one)));
+        let mut nodes = self.read_nodes(entries).await?.into_iter();
+        for (name, view) in names.iter().zip(&mut views) {
+            view.nodes = nodes.by_ref().take(view.queue.entries.len()).flatten().collect();
+            self.read_notes(name, view).await?;
+        }
+        Ok(views)
+    }
+
+    pub(super) async fn view_of(&mut self, name: &LockName) -> Result<View> {
+        self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
+    }
+
+    /// Reads contenders' nodes in one round trip. `None` stands for those that are gone.
+    pub(super) async fn read_nodes<'a>(
+        &mut self,
+        of: impl Iterator<Item = (&'a LockName, &'a Entry)>,
+    ) -> Result<Vec<Option<Found>>> {
+        let (entries, requests): (Vec<_>, Vec<_>) =
+            of.map(|(name, entry)| (entry, Request::get_data(&self.place_path(name, &entry.name)))).unzip();
+        let answers = self.ensemble.call(&requests).await?;
+        entries.into_iter().zip(&answers).map(|(entry, answer)| Found::read(entry, answer)).collect()
+    }
+
+    /// Reads the notes of the runs that vanished. One that was released meanwhile has none any more.
+    pub(super) async fn read_notes(&mut self, name: &LockName, view: &mut View) -> Result<()> {
+        let paths: Vec<String> = view.vanished.iter().map(|note| self.note_path(name, note)).collect();
+        let requests: Vec<Request> = paths.iter().map(|path| Request::get_data(path)).collect();
+        for (path, answer) in paths.into_iter().zip(self.ensemble.call(&requests).await?) {
+            let data = found(&answer, wire::read_data, format_args!("cannot read {path}"))?;
+            let run = data.and_then(|(data, _)| LastRun::from_json(&String::from_utf8_lossy(&data)));
+            view.runs.add_vanished(run.map(|run| (path, run)));
+        }
+        Ok(())
+    }
+
     pub async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
         let chroot = if self.chroot.is_empty() { "/" } else { &self.chroot };
         if self.ensemble.call_one(Request::exists(chroot)).await?.is_err() {
@@ -141,121 +212,66 @@ impl ZooKeeper {
         self.states_of(std::slice::from_ref(name)).await?.pop().context("one state of each lock")
     }
 
-    /// Looks at several locks in two round trips, and in one more for each that has runs that vanished.
     async fn states_of(&mut self, names: &[LockName]) -> Result<Vec<LockState>> {
-        let views = self.views_of(names).await?;
-        let entries =
-            names.iter().zip(&views).flat_map(|(name, view)| view.queue.entries.iter().map(move |e| (name, e)));
-        let mut nodes = self.read_nodes(entries).await?.into_iter();
-        let mut states = Vec::with_capacity(names.len());
-        for (name, view) in names.iter().zip(views) {
-            let nodes = nodes.by_ref().take(view.queue.entries.len()).filter(Found::is_present);
-            let contenders = nodes.map(|found| found.contender()).collect();
-            let history = self.runs_in(name, view).await?.into_history();
-            states.push(LockState::of_queue(name.clone(), "zookeeper", contenders, history));
-        }
-        Ok(states)
-    }
-
-    pub(super) fn view_requests(&self, name: &LockName) -> [Request; 3] {
-        let [notes, queue] = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
-        [notes, queue, Request::get_data(&self.meta_path(name))]
-    }
-
-    async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
-        let requests: Vec<_> = names.iter().flat_map(|name| self.view_requests(name)).collect();
-        let answers = self.ensemble.call(&requests).await?;
-        names.iter().zip(answers.chunks_exact(3)).map(|(name, answers)| View::read(answers, name.as_str())).collect()
-    }
-
-    pub(super) async fn view_of(&mut self, name: &LockName) -> Result<View> {
-        self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
-    }
-
-    /// Reads the notes of the runs that vanished. One that was released meanwhile has none any more.
-    pub(super) async fn runs_in(&mut self, name: &LockName, view: View) -> Result<Runs<i32>> {
-        let paths: Vec<String> = view.vanished.iter().map(|note| self.note_path(name, note)).collect();
-        let requests: Vec<Request> = paths.iter().map(|path| Request::get_data(path)).collect();
-        let mut vanished = Vec::new();
-        for (path, answer) in paths.into_iter().zip(self.ensemble.call(&requests).await?) {
-            let data = found(&answer, wire::read_data, format_args!("cannot read {path}"))?;
-            let run = data.and_then(|(data, _)| LastRun::from_json(&String::from_utf8_lossy(&data)));
-            vanished.extend(run.map(|run| (path, run)));
-        }
-        Ok(Runs::new(view.history, view.version, vanished))
-    }
-
-    /// Reads contenders' nodes in one round trip.
-    pub(super) async fn read_nodes<'a>(
-        &mut self,
-        of: impl Iterator<Item = (&'a LockName, &'a Entry)>,
-    ) -> Result<Vec<Found>> {
-        let (entries, requests): (Vec<_>, Vec<_>) =
-            of.map(|(name, entry)| (entry.clone(), Request::get_data(&self.place_path(name, &entry.name)))).unzip();
-        let mut all = Vec::with_capacity(entries.len());
-        for (entry, answer) in entries.into_iter().zip(self.ensemble.call(&requests).await?) {
-            let node = match answer {
-                Ok(answer) => wire::read_data(&answer).map(|(data, stat)| Ok((stat, Record::read(&data))))?,
-                Err(why) => Err(why),
-            };
-            all.push(Found { entry, node });
-        }
-        Ok(all)
+        let state = |(name, view): (&LockName, View)| {
+            let contenders = view.nodes.iter().filter(|one| one.is_present()).map(Found::contender).collect();
+            LockState::of_queue(name.clone(), "zookeeper", contenders, view.runs.into_history())
+        };
+        Ok(names.iter().zip(self.views_of(names).await?).map(state).collect())
     }
 
     /// The names are all read at the beginning, since ZooKeeper has no other way; what is behind them is not.
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
-            let mut names = std::collections::BTreeSet::new();
+            let mut names = BTreeSet::new();
             for dir in [self.root.clone(), self.meta.clone()] {
                 names.extend(self.ensemble.children(&dir).await?.iter().filter_map(|child| LockName::decode(child)));
             }
-            self.listing = names.into_iter();
+            self.listing = Listing::of(names);
         }
-        let names: Vec<LockName> = self.listing.by_ref().take(PAGE).collect();
-        let locks = self.states_of(&names).await?;
-        Ok(Page { locks, next: (self.listing.len() > 0).then(|| "more".to_owned()) })
-    }
-
-    /// The contenders that are there.
-    async fn contenders(&mut self, name: &LockName) -> Result<Vec<Found>> {
-        let view = self.view_of(name).await?;
-        let mut queue = self.read_nodes(view.queue.entries.iter().map(|entry| (name, entry))).await?;
-        queue.retain(Found::is_present);
-        Ok(queue)
+        let names = self.listing.next(PAGE);
+        Ok(Page { locks: self.states_of(&names).await?, next: self.listing.more() })
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
-        let mut may_record = true;
         // Once more if the holder changed its own node just now, if somebody else has written what we write, or if we may
         // not write to the history.
+        let mut may_record = true;
         for _ in 0..10 {
-            let queue = self.contenders(name).await?;
-            let is_meant = |found: &&Found| found.contender().into_holder().is_still(from);
+            let View { nodes, runs, .. } = self.view_of(name).await?;
+            let queue: Vec<Found> = nodes.into_iter().filter(Found::is_present).collect();
+            let is_meant = |one: &&Found| one.contender().into_holder().is_still(from);
             let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
-            let Some(Found { entry, node: Ok((stat, record)) }) = holder else { return Ok(Revoked::NotHeld) };
-            let (node, record) = (entry.name.as_str(), record.as_ref());
-            let (parts, done) = match (how, record) {
-                (Revoke::Now { reason }, _) => (self.freeing(name, node, record, from, reason).await?, Revoked::Freed),
+            let Some(holder) = holder else { return Ok(Revoked::NotHeld) };
+            let (node, record) = (holder.entry.name.as_str(), holder.record.as_ref());
+            // After a run, there is no process left to ask, and how it ended is on record.
+            let is_over = holder.hold().is_some_and(|hold| !hold.in_use);
+            let (parts, done) = match (how, record.zip(holder.stat)) {
                 (Revoke::Safely { .. }, None) => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
                 }
-                // After a run, there is no process left to ask, and none that could overlap.
-                (Revoke::Safely { .. }, Some(Record { details: Details { hold: Some(hold), .. }, .. }))
-                    if !hold.in_use =>
-                {
-                    (self.removal(name, node, record), Revoked::Freed)
-                }
-                (Revoke::Safely { reason }, Some(record)) => {
+                (Revoke::Safely { reason }, Some((record, stat))) if !is_over => {
                     let mut marked = record.clone();
                     marked.details.revoked = Some(reason.clone());
                     let (path, json) = (self.place_path(name, node), marked.to_json());
                     let mut parts = vec![Request::set_data(&path, json.as_bytes(), stat.version)];
                     // After `dlock acquire` there is no dlock that could say later how it ended.
                     if may_record && record.details.hold.is_some() {
-                        parts.extend(self.record_cut_short(name, from, reason).await?);
+                        parts.extend(self.record_cut_short(name, &runs, from, reason));
                     }
                     (parts, Revoked::Marked)
+                }
+                (Revoke::Safely { .. }, _) => (self.removal(name, node, record), Revoked::Freed),
+                (Revoke::Now { reason }, _) => {
+                    let mut parts = self.removal(name, node, record);
+                    if may_record && !is_over {
+                        parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
+                        parts.extend(self.record_cut_short(name, &runs, from, reason));
+                    }
+                    if let Some(record) = record.filter(|_| may_record) {
+                        parts.push(self.tell_taken(name, &record.who.owner, reason).await?);
+                    }
+                    (parts, Revoked::Freed)
                 }
             };
             match self.commit(parts, name, &format!("cannot take {name} away")).await {
@@ -264,11 +280,6 @@ impl ZooKeeper {
                 Ok(Some(_)) => {}
                 Err(error) => match error.downcast_ref::<Refusal>() {
                     Some(&Refusal::BAD_VERSION | &Refusal::NODE_EXISTS) => {}
-                    // An operator may be allowed to delete nodes, but not to write the history.
-                    Some(&Refusal::NO_AUTH) if done == Revoked::Freed => {
-                        let removed = self.remove(name, node, record).await?;
-                        return Ok(if removed { Revoked::Freed } else { Revoked::NotHeld });
-                    }
                     Some(&Refusal::NO_AUTH) if may_record => may_record = false,
                     _ => return Err(error),
                 },
@@ -277,43 +288,23 @@ impl ZooKeeper {
         bail!("{name} changes all the time")
     }
 
-    /// What frees a holder's place, which is `node`, and tells it why.
-    async fn freeing(
-        &mut self,
-        name: &LockName,
-        node: &str,
-        record: Option<&Record<Details>>,
-        seen: &Holder,
-        reason: &str,
-    ) -> Result<Vec<Request>> {
-        let mut parts = self.removal(name, node, record);
-        // After a run, a hold is freed without a record: how the run ended is on record already.
-        if record.is_none_or(|record| record.details.hold.is_none_or(|hold| hold.in_use)) {
-            parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
-            parts.extend(self.record_cut_short(name, seen, reason).await?);
-        }
-        if let Some(owner) = record.map(|record| record.who.owner.to_string()) {
-            let path = self.taken_path(name);
-            let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
-            let mut all = read_taken(&taken);
-            all.push(Taken { owner, reason: reason.to_owned() });
-            let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
-            parts.push(match &taken {
-                Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
-                Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
-            });
-        }
-        Ok(parts)
+    /// Leaves word for a holder why its lock was freed at once.
+    async fn tell_taken(&mut self, name: &LockName, owner: &OwnerId, reason: &str) -> Result<Request> {
+        let path = self.taken_path(name);
+        let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
+        let mut all = read_taken(&taken);
+        all.push(Taken { owner: owner.to_string(), reason: reason.to_owned() });
+        let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
+        Ok(match &taken {
+            Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
+            Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
+        })
     }
 
     /// Makes a run that an operator cuts short the last one, unless it is on record already.
-    async fn record_cut_short(&mut self, name: &LockName, seen: &Holder, reason: &str) -> Result<Vec<Request>> {
-        let view = self.view_of(name).await?;
-        let (runs, run) = (self.runs_in(name, view).await?, LastRun::cut_short(seen, reason));
-        match runs.history.has(&run) {
-            true => Ok(Vec::new()),
-            false => Ok(self.record_run(name, &runs, &run, DEFAULT_HISTORY)),
-        }
+    fn record_cut_short(&self, name: &LockName, runs: &Runs<i32>, seen: &Holder, reason: &str) -> Vec<Request> {
+        let run = LastRun::cut_short(seen, reason);
+        if runs.history.has(&run) { Vec::new() } else { self.record_run(name, runs, &run, DEFAULT_HISTORY) }
     }
 
     /// Why an owner's lock was freed at once, if it was.
@@ -326,17 +317,17 @@ impl ZooKeeper {
     pub(super) async fn forget_runs(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
         let path = self.meta_path(name);
         let mut forgotten = false;
-        let doomed = match what {
+        let paths: Vec<String> = match what {
             Forget::Once(key) => vec![self.once_path(name, key)],
             Forget::Everything => loop {
                 let view = self.view_of(name).await?;
-                if !self.contenders(name).await?.is_empty() {
+                if view.nodes.iter().any(Found::is_present) {
                     return Ok(Forgotten::InUse);
                 }
-                if !view.history.runs.is_empty() {
+                if !view.runs.history.runs.is_empty() {
                     let last = view.last_token.map(|fencing_token| Last { fencing_token });
                     let last = last.map(|last| serde_json::to_vec(&last)).transpose()?.unwrap_or_default();
-                    match self.ensemble.call_one(Request::set_data(&path, &last, view.version)).await? {
+                    match self.ensemble.call_one(Request::set_data(&path, &last, view.runs.version)).await? {
                         Ok(_) => forgotten = true,
                         // Somebody has used it meanwhile.
                         Err(Refusal::BAD_VERSION | Refusal::NO_NODE) => continue,
@@ -348,38 +339,12 @@ impl ZooKeeper {
                 break once.map(|child| format!("{path}/{child}")).chain(notes).collect();
             },
         };
-        for paths in doomed.chunks(TOGETHER) {
+        for paths in paths.chunks(TOGETHER) {
             let deletes: Vec<_> = paths.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
             for (path, answer) in paths.iter().zip(self.ensemble.call(&deletes).await?) {
                 forgotten |= found(&answer, |_| Ok(()), format_args!("cannot delete {path}"))?.is_some();
             }
         }
         Ok(if forgotten { Forgotten::Done } else { Forgotten::Nothing })
-    }
-}
-
-/// How much longer a hold lasts, by our own clock: good enough to be shown.
-fn left(stat: Stat, details: &Details) -> Option<Duration> {
-    let lasted = clock::wall().duration_since(server_date(stat.ctime)).unwrap_or_default();
-    details.lasts().map(|lasts| lasts.saturating_sub(lasted))
-}
-
-/// What is known of a contender: of another program's, only its node.
-pub(super) fn contender(mode: Mode, stat: Stat, record: Option<Record<Details>>) -> Contender {
-    let shown = Contender {
-        token: Some(token(stat.czxid)),
-        waiting_since: Some(server_date(stat.ctime)),
-        ..Contender::unknown(mode)
-    };
-    let Some(Record { who, details }) = record else { return shown };
-    Contender {
-        who: Some(who),
-        token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
-        slot: details.slot.map(|slot| slot.number),
-        acquired_at: details.acquired_at().or(shown.waiting_since),
-        ttl: Some(details.ttl()),
-        expires_in: left(stat, &details),
-        revoked: details.revoked.is_some(),
-        ..shown
     }
 }

@@ -282,18 +282,6 @@ pub fn read_stat(answer: &[u8]) -> Result<Stat> {
     Ok(Stat { czxid, ctime, version, ephemeral_owner: read.try_get_i64()? })
 }
 
-pub fn read_created(answer: &[u8]) -> Result<(String, Stat)> {
-    let mut read = answer;
-    Ok((string(&mut read)?, read_stat(read)?))
-}
-
-/// The path of the node that the first part of a multi has created, if all of it was done.
-pub fn read_first_created(answer: &[u8]) -> Result<String> {
-    let mut read = answer;
-    let (_op, _done, _code) = (read.try_get_i32()?, read.try_get_u8()? != 0, read.try_get_i32()?);
-    string(&mut read)
-}
-
 pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
     let mut read = answer;
     Ok((buffer(&mut read)?.to_vec(), read_stat(read)?))

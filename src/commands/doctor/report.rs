@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use humantime::format_duration;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Report;
 use crate::backend::Verdict;
 use crate::clock::Instant;
-use crate::config::DoctorJob;
-use crate::lock::Grant;
-use crate::report::{escape, json_escaped};
+use crate::lock::{Grant, LeaseTiming};
+use crate::report::escape;
 
 impl Report {
-    pub fn as_text(&self, order: &DoctorJob) -> String {
-        let mut text = format!("{}\n", order.service.address);
+    pub fn as_text(&self, address: &str, timing: LeaseTiming) -> String {
+        let mut text = format!("{address}\n");
         for (step, took) in &self.latencies {
             text += &format!("  ok    {step}: {:.2} ms\n", took.as_secs_f64() * 1e3);
         }
@@ -29,40 +28,39 @@ impl Report {
                 text += &format!("        why: {}\n        do:  {}\n", escape(&finding.why), escape(&finding.advice));
             }
         }
-        let timeline = self.timeline(order).map(|(what, at)| format!("{what} {at:.2}s"));
-        text + &format!("  with a ttl of {}: {}\n", format_duration(self.grant(order).ttl), timeline.join(", "))
+        let timeline = self.timeline(timing).map(|(what, at)| format!("{what} {at:.2}s"));
+        text + &format!("  with a ttl of {}: {}\n", format_duration(self.grant(timing).ttl), timeline.join(", "))
     }
 
-    pub fn as_json(&self, order: &DoctorJob) -> String {
+    pub fn as_json(&self, address: &str, timing: LeaseTiming) -> Value {
         let millis = |took: &Duration| took.as_secs_f64() * 1e3;
         let steps: Vec<_> =
             self.latencies.iter().map(|(step, took)| json!({"step": step, "ms": millis(took)})).collect();
-        let timeline = self.timeline(order).map(|(what, at)| json!({"what": what, "seconds": at}));
-        let report = json!({
-            "backend": order.service.address.to_string(),
+        let timeline = self.timeline(timing).map(|(what, at)| json!({"what": what, "seconds": at}));
+        json!({
+            "backend": address,
             "healthy": self.worst() == Verdict::Fine,
             "latencies": steps,
             "clock_offset_ms": self.checkup.clock_offset_us.map(|offset| offset as f64 / 1e3),
             "findings": self.checkup.findings,
             "timeline": timeline,
-        });
-        json_escaped(&report.to_string()) + "\n"
+        })
     }
 
     /// What the server grants or, as long as that is not known, what would be asked for.
-    fn grant(&self, order: &DoctorJob) -> Grant {
-        let (from, ttl) = (Instant::from_nanos(0), order.timing.ttl);
+    fn grant(&self, timing: LeaseTiming) -> Grant {
+        let (from, ttl) = (Instant::from_nanos(0), timing.ttl);
         let granted = self.grant.map(|grant| Grant { from, ttl: grant.ttl.min(ttl), ..grant });
         granted.unwrap_or(Grant { from, ttl, slack: Duration::ZERO })
     }
 
     /// The instants of a lease, in seconds from its last renewal.
-    fn timeline(&self, order: &DoctorJob) -> [(&'static str, f64); 5] {
-        let grant = self.grant(order);
-        let at = order.timing.deadlines(grant);
+    fn timeline(&self, timing: LeaseTiming) -> [(&'static str, f64); 5] {
+        let grant = self.grant(timing);
+        let at = timing.deadlines(grant);
         let seconds = |instant: Instant| instant.since(grant.from).as_secs_f64();
         [
-            ("renewal", order.timing.shortened_to(grant.ttl).renew_every().as_secs_f64()),
+            ("renewal", timing.shortened_to(grant.ttl).renew_every().as_secs_f64()),
             ("first signal", seconds(at.signal_at)),
             ("SIGKILL", seconds(at.kill_at)),
             ("last instant we may claim it", seconds(at.end)),

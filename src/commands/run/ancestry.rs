@@ -36,10 +36,10 @@ pub fn is_inside(name: &LockName, owner: &OwnerId) -> bool {
 pub fn is_ancestor(owner: &str) -> bool {
     let processes = std::env::var(PROCESSES).unwrap_or_default();
     let process = processes.split(' ').filter_map(|entry| entry.split_once('=')).find(|(known, _)| *known == owner);
-    let Some(process) = process.and_then(|(_, process)| Process::parse(process)) else { return false };
+    let Some((_, process)) = process else { return false };
     let parents =
         std::iter::successors(Some(getpid()), |pid| Some(Stat::of(*pid)?.parent).filter(|pid| pid.as_raw() > 0));
-    parents.skip(1).any(|parent| parent == process.pid && Process::of(parent) == Some(process))
+    parents.skip(1).any(|parent| identity(parent).as_deref() == Some(process))
 }
 
 /// The variables' values for a command that runs under one lock more. A run that leaves processes behind names no process:
@@ -49,28 +49,14 @@ pub fn with(name: &LockName, owner: &OwnerId, leftovers: Leftovers) -> [(String,
         let inherited = std::env::var(variable).unwrap_or_default();
         (variable.to_owned(), format!("{inherited} {entry}").trim_start().to_owned())
     };
-    let process = Process::of(getpid()).filter(|_| leftovers != Leftovers::Leave);
-    let process = process.map_or_else(String::new, |process| format!("{owner}={}.{}", process.pid, process.born));
+    let process = identity(getpid()).filter(|_| leftovers != Leftovers::Leave);
+    let process = process.map_or_else(String::new, |process| format!("{owner}={process}"));
     [add(VARIABLE, format!("{name}={owner}")), add(PROCESSES, process)]
 }
 
-/// A process of this boot: its id may be used again, but not with the same start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Process {
-    pid: Pid,
-    /// In ticks since the boot.
-    born: u64,
-}
-
-impl Process {
-    fn of(pid: Pid) -> Option<Process> {
-        Some(Process { pid, born: Stat::of(pid)?.born })
-    }
-
-    fn parse(text: &str) -> Option<Process> {
-        let (pid, born) = text.split_once('.')?;
-        Some(Process { pid: Pid::from_raw(pid.parse().ok()?), born: born.parse().ok()? })
-    }
+/// A process of this boot: its id may be used again, but not with the same start, in ticks since the boot.
+fn identity(pid: Pid) -> Option<String> {
+    Some(format!("{pid}.{}", Stat::of(pid)?.born))
 }
 
 struct Stat {
@@ -93,8 +79,9 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_start_too() {
-        let us = Process::of(getpid()).unwrap();
-        assert_eq!(Process::parse(&format!("{}.{}", us.pid, us.born)), Some(us));
-        assert_ne!(Process::parse(&format!("{}.{}", us.pid, us.born + 1)), Some(us));
+        let ours = Stat::of(getpid()).unwrap();
+        assert_eq!(identity(getpid()), Some(format!("{}.{}", getpid(), ours.born)));
+        let parent = Stat::of(ours.parent).unwrap();
+        assert!(parent.born > 0 && parent.born <= ours.born, "a parent is older: {} {}", parent.born, ours.born);
     }
 }

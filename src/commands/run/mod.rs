@@ -1,7 +1,9 @@
-//! `dlock run`: wait for the lock, run the command under it, let go, exit as the command did.
+//! `dlock run`: wait for the lock, run the command under it, release it, exit as the command did.
 
 pub mod ancestry;
+mod metrics;
 mod next_round;
+mod notify;
 mod result;
 mod supervise;
 mod wait;
@@ -14,24 +16,38 @@ use anyhow::Result;
 use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
 use crate::config::{RunJob, Wait};
-use crate::events::{self, MainEvent, Signals};
+use crate::events::{self, MainEvent, Signals, Terminal};
 use crate::exit::{Exit, Fault};
-use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan, Terminal};
+use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan};
 use crate::keeper::{Keeper, KeeperConfig, KeeperEvent};
 use crate::lock::{Deadlines, Holder, Identity, Revocation};
-use crate::metrics::{self, Tally};
-use crate::notify::{self, Notify};
 use crate::report::{Event, Voice};
-use result::{Begun, RunResult};
+pub use metrics::METRICS;
+use notify::Notify;
+use result::{Begun, RunResult, Tally};
 use wait::Waited;
 
 /// After this it is left to the lease to run out.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
 pub fn run(job: RunJob, voice: Voice) -> Result<Exit> {
-    let voice = with_hooks(&job, voice)?;
+    with_hooks(job, voice, one_round)
+}
+
+/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
+pub fn take(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
+    with_hooks(job, voice, take_once)
+}
+
+/// The hooks are the first process to be forked: what comes later must know that they are not the command's. A dlock
+/// inside of a hook has none, or there would be no end of them.
+fn with_hooks<T>(job: RunJob, mut voice: Voice, work: fn(RunJob, Voice) -> Result<T>) -> Result<T> {
+    if let Some(command) = job.on_event.as_ref().filter(|_| std::env::var_os(EVENT).is_none()) {
+        let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
+        voice = voice.calling(hooks);
+    }
     let hooks = voice.clone();
-    one_round(job, voice).inspect_err(|error| hooks.call_for(error))
+    work(job, voice).inspect_err(|error| hooks.call_for(error))
 }
 
 fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
@@ -42,41 +58,18 @@ fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
         Ok(Waited::Not(exit)) => Ok(exit),
         Err(error) => Err(error),
     };
-    run.count();
-    run.guardian.dismiss();
-    if let Some(terminal) = &run.terminal {
-        terminal.take_back();
-    }
+    run.finish();
     if run.wants_another_round(&exit) {
         if let Err(error) = &exit {
             run.voice.error(error);
         }
         return next_round::begin(run);
     }
-    run.notify.stopping();
+    run.notify.iter().for_each(Notify::stopping);
     exit
 }
 
-/// The first process to be forked: what comes later must know that hooks are not the command's. A dlock inside of a hook
-/// has none, or there would be no end of them.
-fn with_hooks(job: &RunJob, voice: Voice) -> Result<Voice> {
-    match &job.on_event {
-        Some(command) if std::env::var_os(EVENT).is_none() => {
-            let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
-            Ok(voice.calling(hooks))
-        }
-        _ => Ok(voice),
-    }
-}
-
-/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
-pub fn take(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
-    let voice = with_hooks(&job, voice)?;
-    let hooks = voice.clone();
-    taken(job, voice).inspect_err(|error| hooks.call_for(error))
-}
-
-fn taken(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
+fn take_once(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
@@ -93,8 +86,7 @@ fn taken(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
         Waited::Nested(_) => Err(Fault::Internal.because("acquire is never reentrant")),
         Waited::Not(exit) => Ok(Err(exit)),
     };
-    run.count();
-    run.guardian.dismiss();
+    run.finish();
     taken
 }
 
@@ -108,7 +100,8 @@ struct Run {
     guardian: Guardian,
     keeper: Keeper,
     tally: Tally,
-    notify: Notify,
+    /// The service manager, if one wants to be told.
+    notify: Option<Notify>,
     /// Somebody wants this to end, the command and us.
     told_to_stop: bool,
 }
@@ -135,7 +128,7 @@ impl Run {
             voice: voice.clone(),
             linger: backend::linger,
         };
-        let guardian = Guardian::fork(&plan, options)?;
+        let guardian = Guardian::fork(plan, options)?;
 
         let ask = Ask {
             name: job.name.clone(),
@@ -151,38 +144,57 @@ impl Run {
         let deadlines = guardian.deadline_link();
         let keeper =
             Keeper::begin(config, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
-        let (tally, notify, told_to_stop) = (Tally::default(), Notify::from_environment(), false);
+        let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
+        let (tally, told_to_stop) = (Tally::default(), false);
         Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop })
     }
 
     fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
-        let granted = lease.grant.from;
+        let begun = self.start(lease, deadlines)?;
+        let result = self.supervise(Some(deadlines))?;
+        self.release(lease, &begun, &result)
+    }
+
+    /// Starts the command, and says so to whoever wants to know.
+    fn start(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Begun> {
         let begun = Begun { at: clock::wall(), since: clock::now(), waited: self.tally.waited };
         if lease.grant.ttl < self.job.timing.ttl {
-            let shorter = Event::ShorterTtl { granted: lease.grant.ttl, asked: self.job.timing.ttl };
-            self.tell(&shorter);
+            self.tell(Event::shorter_ttl(lease.grant.ttl, self.job.timing.ttl));
         }
-        if let Err(error) = self.guardian.start(lease, deadlines, self.variables(lease)) {
+        if let Err(error) = self.guardian.start(self.variables(lease), deadlines, &lease.descriptors) {
             self.give_up()?;
             return Err(error);
         }
         self.tally.since = Some(begun.at);
-        self.tell_start(lease, &begun);
-        let mut deadlines = Some(deadlines);
-        let result = self.supervise(&mut deadlines)?;
+        if let Some(notify) = &mut self.notify {
+            let (name, token, since) = (&lease.name, lease.token, humantime::format_rfc3339_seconds(begun.at));
+            notify.ready(&format!("holds {name} since {since} with fencing token {token}"));
+        }
+        if let Some(path) = &self.job.metrics_file {
+            // If this fails, the end of the run counts it as well, and reports a failure.
+            self.tally.start_counted = metrics::count_start(path, &lease.name, &self.tally).is_ok();
+        }
+        if let Some(lock) = backend::held_by_root(&self.job.service.address, &self.job.name) {
+            self.tell(Event::another_lock(&lock));
+        }
+        Ok(begun)
+    }
+
+    /// When no process of the command is left.
+    fn release(&mut self, lease: &Lease, begun: &Begun, result: &RunResult) -> Result<Exit> {
+        let granted = lease.grant.from;
         let duration = begun.since.elapsed();
-        let last_run = result.last_run(lease, &self.who, &begun, self.job.once.clone());
+        let last_run = result.last_run(lease, &self.who, begun, self.job.once.clone());
         let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
         let hold_until = held_on.filter(|_| result.came_to_its_end());
         // Before anything else: somebody may be waiting for it.
         self.keeper.release(Ending { last_run: Some(last_run), keep: self.job.history, hold_until });
-        // What we let go of in time needs nobody else to do it.
-        let end = deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
+        // The guardian exits before the release; a kernel timer kills us at the end of the lease instead.
+        let end = result.deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
         let ends_us = end.filter(|_| hold_until.is_none()).and_then(|end| self.guardian.retire_early(lease, end));
         self.tally.held = granted.elapsed();
-        self.tally.judge(&result, duration);
-        let event = Event::Released { token: lease.token, exit_code: result.exit().code(), duration };
-        let released = self.see_released(&result, event)?;
+        self.tally.judge(result, duration);
+        let released = self.see_released(result, Event::released(lease.token, result.exit().code(), duration))?;
         drop(ends_us);
         if let Some(until) = hold_until {
             self.guardian.linger(lease, until);
@@ -200,32 +212,30 @@ impl Run {
         let slot = outer.slot.or(self.job.numbered.then_some(0));
         variables.extend(slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
         variables.insert(notify::VARIABLE.to_owned(), String::new());
-        self.guardian.start_without_lease(variables)?;
-        let name = &self.job.name;
-        self.notify.ready(|| format!("runs under the lock {name} of the run around it"));
-        let result = self.supervise(&mut None)?;
+        // The guardian of the outer run sees to its end.
+        self.guardian.start(variables, Deadlines::NEVER, &[])?;
+        if let Some(notify) = &mut self.notify {
+            notify.ready(&format!("runs under the lock {} of the run around it", self.job.name));
+        }
+        let result = self.supervise(None)?;
         Ok(result.exit())
     }
 
     /// Whatever the answer, the command has ended: a release that fails only leaves the lease to run out.
     fn see_released(&mut self, result: &RunResult, done: Event) -> Result<Released> {
         let released = self.released();
-        let revocation;
         let event = match &released {
             Ok(Released::ForceReleased(reason)) if result.revocation.is_none() => {
-                revocation = Revocation::parse(reason);
-                Event::ForceReleased { by: &revocation }
+                Event::force_released(&Revocation::parse(reason))
             }
             Ok(Released::ForceReleased(_)) => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) if result.is_lost() => return Ok(Released::NotOurs),
-            Ok(Released::NotOurs) => Event::FoundLost,
+            Ok(Released::NotOurs) => Event::found_lost(),
             Ok(Released::Done) => done,
-            Err(error) if error.root_cause().is::<Unrecorded>() => {
-                Event::Unrecorded { what: &error.root_cause().to_string() }
-            }
-            Err(error) => Event::ReleaseFailed { why: &format!("{error:#}") },
+            Err(error) if error.root_cause().is::<Unrecorded>() => Event::unrecorded(&error.root_cause().to_string()),
+            Err(error) => Event::release_failed(&format!("{error:#}")),
         };
-        self.tell(&event);
+        self.tell(event);
         Ok(released.unwrap_or(Released::Done))
     }
 
@@ -241,35 +251,38 @@ impl Run {
         }
     }
 
-    /// The command runs: says so to whoever wants to know.
-    fn tell_start(&mut self, lease: &Lease, begun: &Begun) {
-        let (name, token, since) = (&lease.name, lease.token, humantime::format_rfc3339_seconds(begun.at));
-        self.notify.ready(|| format!("holds {name} since {since} with fencing token {token}"));
-        if let Some(path) = &self.job.metrics_file {
-            // What fails now is tried again at the end, and told then.
-            self.tally.start_counted = metrics::count_start(path, name, &self.tally).is_ok();
-        }
-    }
-
-    fn count(&mut self) {
+    /// When nothing of the command is left, and the lock is released or was never ours.
+    fn finish(&mut self) {
         if let Some(path) = &self.job.metrics_file
             && let Err(error) = metrics::count_end(path, &self.job.name, &self.tally)
         {
-            self.tell(&Event::MetricsFailed { why: &format!("{error:#}") });
+            self.tell(Event::metrics_failed(&format!("{error:#}")));
         }
+        self.guardian.dismiss();
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back();
+        }
+    }
+
+    /// Somebody wants this to end, the command and us.
+    fn told_to_stop(&mut self) {
+        self.told_to_stop = true;
+        self.notify.iter().for_each(Notify::stopping);
     }
 
     /// Whether `--keep-trying` wants another round: not after success, nor after somebody told us to stop.
     fn wants_another_round(&self, exit: &Result<Exit>) -> bool {
         let may_change = match exit {
             Ok(exit) => *exit != Exit::OK,
-            Err(error) => matches!(Fault::of(error), Fault::Unreachable | Fault::NotOurs | Fault::Internal),
+            Err(error) => {
+                matches!(Fault::of(error), Fault::Unreachable | Fault::Disk | Fault::NotOurs | Fault::Internal)
+            }
         };
         self.job.keep_trying && may_change && !self.told_to_stop
     }
 
-    fn tell(&mut self, event: &Event) {
-        self.voice.tell(&self.job.name, event);
+    fn tell(&mut self, event: Event) {
+        self.voice.tell(&self.job.name, &event);
     }
 
     fn next(&mut self, due: Option<Instant>) -> Result<MainEvent> {

@@ -23,7 +23,7 @@ pub fn begin(mut run: Run) -> Result<Exit> {
     let before: u32 = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let short_rounds = if run.tally.held < SHORT { before.saturating_add(1) } else { 0 };
     let pause = pause_after(short_rounds);
-    run.voice.tell(&run.job.name, &Event::StandsAgain { after: pause });
+    run.voice.tell(&run.job.name, &Event::stands_again(pause));
 
     let environment = std::env::vars_os().filter(|(key, _)| key != VARIABLE);
     let environment = environment.chain([(VARIABLE.into(), short_rounds.to_string().into())]);

@@ -8,8 +8,7 @@ use nix::sys::signal::Signal;
 use crate::backend::Lease;
 use crate::clock::{self, Instant};
 use crate::exit::{Exit, Fault};
-use crate::lock::{Identity, LastRun, Outcome, Revocation};
-use crate::metrics::{Ended, Tally};
+use crate::lock::{Deadlines, Holder, Identity, LastRun, Outcome, Revocation};
 
 /// Why a command was ended, if it did not end by itself; of several, the greatest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +28,8 @@ pub struct Begun {
 
 #[derive(Debug, Default)]
 pub struct RunResult {
+    /// The latest of its lease, if it has one of its own.
+    pub deadlines: Option<Deadlines>,
     /// Its wait status, once it has one.
     pub status: Option<i32>,
     /// execve's errno, if there was never a command.
@@ -79,30 +80,41 @@ impl RunResult {
             (None, Some(status)) if libc::WIFSIGNALED(status) => Outcome::Signaled,
             (None, _) => Outcome::Exited,
         };
+        let holder = Holder { fencing_token: Some(lease.token), acquired_at: Some(begun.at), ..who.clone().into() };
         let mut run = LastRun {
-            fencing_token: lease.token,
-            owner: Some(who.owner.to_string()),
-            host: who.host.clone(),
-            pid: Some(who.pid),
-            user: who.user.clone(),
-            command: who.command.clone(),
-            note: who.note.clone(),
-            started_at: begun.at,
-            ended_at: Some(clock::wall()),
             waited_ms: Some(clock::millis(begun.waited)),
             duration_ms: Some(clock::millis(begun.since.elapsed())),
-            outcome,
             exit_code: Some(self.exit().code().into()),
             once,
-            revoked_by: None,
-            revoked_at: None,
-            reason: None,
+            ..LastRun::of_holder(&holder, outcome)
         };
         if let Some(revocation) = &self.revocation {
             run.revoked(revocation);
         }
         run
     }
+}
+
+/// What one run adds to the metrics.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    pub acquired: bool,
+    pub busy: bool,
+    pub lost: bool,
+    pub waited: Duration,
+    pub held: Duration,
+    /// When a command was started under the lock.
+    pub since: Option<SystemTime>,
+    /// How it ended.
+    pub ended: Option<Ended>,
+    /// What is known at the start of a run has been counted.
+    pub start_counted: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    pub exit_code: u8,
+    pub duration: Duration,
 }
 
 impl Tally {

@@ -33,18 +33,17 @@ impl Run {
                 MainEvent::Keeper(KeeperEvent::Granted(mut lease, deadlines)) => {
                     self.voice.clear();
                     (self.tally.acquired, self.tally.waited) = (true, began.elapsed());
-                    let acquired = Event::Acquired { token: lease.token, waited: began.elapsed() };
-                    self.tell(&acquired);
+                    self.tell(Event::acquired(lease.token, began.elapsed()));
                     // The only slot there is needs no number but here.
                     lease.slot = lease.slot.or(self.job.numbered.then_some(0));
                     return Ok(Waited::Granted(lease, deadlines));
                 }
                 MainEvent::Keeper(KeeperEvent::Busy(now)) if self.job.wait == Wait::Never => {
-                    return Ok(self.busy(Some(&now)));
+                    return Ok(self.busy(&now));
                 }
                 MainEvent::Keeper(KeeperEvent::Busy(now)) => {
                     busy = Some(now);
-                    // However much the keeper has to say.
+                    // However many events the keeper sends.
                     if give_up.is_some_and(Instant::has_passed) {
                         return self.give_up_waiting(began, busy.as_ref());
                     }
@@ -56,8 +55,7 @@ impl Run {
                 }
                 MainEvent::Signal(caught) => match caught.signal {
                     Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT => {
-                        self.told_to_stop = true;
-                        self.notify.stopping();
+                        self.told_to_stop();
                         self.give_up()?;
                         return Ok(Waited::Not(Exit::by(caught.signal as i32, caught.from_terminal)));
                     }
@@ -85,16 +83,15 @@ impl Run {
         const EVERY: Duration = Duration::from_secs(60);
         let (name, holder, ahead) = (&self.job.name, busy.holder.as_ref(), busy.ahead);
         self.voice.waiting(name, holder, ahead, began.elapsed());
-        self.notify.status(|| match holder {
+        if let Some(notify) = &mut self.notify {
             // Without its age, which is another one all the time.
-            Some(holder) => {
-                format!("waits for {name}, held by {}", describe(&Holder { acquired_at: None, ..holder.clone() }))
-            }
-            None => format!("waits for {name}"),
-        });
+            let ageless = holder.map(|holder| Holder { acquired_at: None, ..holder.clone() });
+            let held_by = ageless.map(|holder| format!(", held by {}", describe(&holder))).unwrap_or_default();
+            notify.status(&format!("waits for {name}{held_by}"));
+        }
         if self.voice.logs_waiting() && log_at.has_passed() {
             *log_at = clock::now() + EVERY;
-            self.voice.tell(name, &Event::Waiting { holder, ahead, waited: began.elapsed() });
+            self.voice.tell(name, &Event::waiting(holder, ahead, began.elapsed()));
         }
     }
 
@@ -102,12 +99,12 @@ impl Run {
         self.give_up()?;
         self.tally.waited = began.elapsed();
         match busy {
-            Some(busy) => Ok(self.busy(Some(busy))),
-            None => Err(self.about(Fault::Unreachable.because("no answer in the time that --wait gives"))),
+            Some(busy) => Ok(self.busy(busy)),
+            None => Err(self.about(Fault::Unreachable.because("the backend did not answer within --wait"))),
         }
     }
 
-    /// However little time there is, the backend may have some to answer at all.
+    /// However short --wait is, the backend gets half a second to answer the first time.
     fn gives_up_after(&self, answered: bool) -> Option<Duration> {
         const LEAST: Duration = Duration::from_millis(500);
         match self.job.wait {
@@ -120,33 +117,32 @@ impl Run {
     fn heard_while_waiting(&mut self, news: KeeperEvent) -> Result<Option<Waited>> {
         match news {
             KeeperEvent::Nested(_) if self.job.reentrant && self.job.once.is_some() => {
-                let advice =
-                    "--once is judged when a lock is taken, and this runs under one that an outer run has taken";
+                let advice = "--once and --reentrant do not go together inside another run of the same lock: the key is \
+                              checked when a lock is acquired, and the outer run has acquired it";
                 return Err(self.about(Fault::Usage.because(advice)));
             }
             KeeperEvent::Nested(holder) if self.job.reentrant => {
                 if !holder.owner.as_deref().is_some_and(ancestry::is_ancestor) {
-                    let advice = "--reentrant works only in a process that the outer run has started and ends: its variables are \
-                                  here, but it is no ancestor of this process, or has --leftovers leave, and would not \
-                                  end this command in time";
+                    let advice = "--reentrant works only in a process that the outer dlock run started and will end. The \
+                                  variables of that run are set here, but it is not an ancestor of this process, or \
+                                  it has --leftovers leave: it would not end this command in time";
                     return Err(self.about(Fault::Usage.because(advice)));
                 }
                 return Ok(Some(Waited::Nested(holder)));
             }
             KeeperEvent::Nested(_) => {
-                let advice = "this runs inside another run of the same lock and would wait for ever; \
-                              --reentrant runs it under that one's lease";
+                let advice = "this runs inside another run of the same lock and would wait for itself for ever; \
+                              --reentrant runs it under the lease of that run";
                 return Err(self.about(Fault::Usage.because(advice)));
             }
             KeeperEvent::AlreadyRan => {
                 let key = self.job.once.clone().unwrap_or_default();
-                self.tell(&Event::AlreadyRan { key: &key });
+                self.tell(Event::already_ran(&key));
                 return Ok(Some(Waited::Not(Exit::OK)));
             }
-            KeeperEvent::OtherSlots(why) => return Err(self.about(Fault::OtherSlots.because(why))),
             KeeperEvent::Failed(error) => return Err(self.about(error)),
-            KeeperEvent::Trouble(why) => self.tell(&Event::WaitingForBackend { why: &why }),
-            KeeperEvent::Recovered => self.tell(&Event::Recovered),
+            KeeperEvent::Trouble(why) => self.tell(Event::waiting_for_backend(&why)),
+            KeeperEvent::Recovered => self.tell(Event::recovered()),
             _ => {}
         }
         Ok(None)
@@ -165,10 +161,9 @@ impl Run {
         }
     }
 
-    fn busy(&mut self, busy: Option<&Busy>) -> Waited {
+    fn busy(&mut self, busy: &Busy) -> Waited {
         self.tally.busy = true;
-        let holder = busy.and_then(|busy| busy.holder.as_ref());
-        self.tell(&Event::Busy { holder });
+        self.tell(Event::busy(busy.holder.as_ref()));
         Waited::Not(self.job.conflict)
     }
 

@@ -1,15 +1,15 @@
 //! One lock, described for whoever has to decide what to do about it.
 
+use super::Query;
 use super::table::{NEVER, is_held_long, paint, word};
 use crate::commands::table::Screen;
-use crate::config::StatusJob;
 use crate::lock::{Holder, LastRun, LockState, Mode, State, Waiter, rfc3339};
 use crate::report::{brief, date_and_age, escape, how_it_ended, whose};
 
 /// How many of the last runs are shown.
 const RUNS: usize = 5;
 
-pub fn describe(state: &LockState, query: &StatusJob, screen: Screen) -> String {
+pub fn describe(state: &LockState, query: &Query, screen: Screen) -> String {
     let mut lines = vec![("state", screen.paint(paint(state), &word(state)) + &circumstances(state))];
     lines.extend(state.holders.iter().flat_map(of_holder));
     let waiters = state.waiters.iter().enumerate().map(|(n, waiter)| format!("{}. {}", n + 1, of_waiter(waiter)));
@@ -90,8 +90,8 @@ fn of_run(run: &LastRun) -> String {
 }
 
 /// What an operator can type, and below each what it does.
-fn next_steps(state: &LockState, query: &StatusJob) -> Vec<String> {
-    let (name, backend) = (&state.name, query.backend_flag.as_deref().unwrap_or_default());
+fn next_steps(state: &LockState, query: &Query) -> Vec<String> {
+    let (name, backend) = (&state.name, &query.backend_flag);
     let mut steps = Vec::new();
     match state.state {
         State::Held => steps.extend([

@@ -21,15 +21,13 @@ fn help(args: &[&str]) -> String {
     Dlock::new().args(args).arg("--help").ended().expect(0).silently().stdout
 }
 
-/// The verbs that are shown, and the one that only the completions use.
+/// The verbs that are shown.
 fn verbs() -> Vec<String> {
     let help = help(&[]);
     let section = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
     // Descriptions that go on stand further to the right.
     let names = section.lines().filter(|line| !line.starts_with("    "));
-    let mut verbs: Vec<String> = names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
-    verbs.push("words".to_owned());
-    verbs
+    names.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
 }
 
 fn flags(help: &str) -> Vec<Flag> {
@@ -51,7 +49,17 @@ fn flags(help: &str) -> Vec<Flag> {
 fn positionals(help: &str) -> Vec<String> {
     let section = help.split("Arguments:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap();
     let lines = section.lines().map(str::trim_start).filter(|line| line.starts_with(['<', '[']));
-    lines.map(|line| line[1..].split(['>', ']']).next().unwrap().to_lowercase()).collect()
+    let mut names: Vec<_> = lines.map(|line| line[1..].split(['>', ']']).next().unwrap().to_lowercase()).collect();
+    let usage = help.split("Usage: ").nth(1).unwrap().lines().next().unwrap();
+    // A name may be typed as a word, too, which is not shown again; or there may be several.
+    if names.is_empty() && usage.contains("NAME") {
+        names.push("name".to_owned());
+    } else if usage.contains("NAME]...") || usage.contains("NAME>...") {
+        names = vec!["names".to_owned()];
+    } else if usage.contains("help [COMMAND]") {
+        names = vec!["page".to_owned()];
+    }
+    names
 }
 
 /// A call of the verb that has all it needs, but for one flag or argument, and the command's place behind it.
@@ -63,7 +71,6 @@ fn call(verb: &str, without: &str, more: &[OsString]) -> Dlock {
         "status" | "force-release" | "history" | "forget" | "check" => (&[], &["x"], false),
         "fence" => (&["--token=1"], &["/dev/shm/nothing"], true),
         "completions" => (&[], &["bash"], false),
-        "words" => (&[], &["names"], false),
         "doctor" | "man" | "help" => (&[], &[], false),
         other => panic!("no row says how to call {other}"),
     };
@@ -143,7 +150,6 @@ fn every_argument_refuses_nonsense() {
         expect_refusal(Dlock::new().arg(no_verb), &[USAGE], &no_verb);
     }
     expect_refusal(Dlock::new().arg(not_utf8()), &[USAGE], &"no verb");
-    expect_refusal(Dlock::new(), &[USAGE], &"nothing at all");
     expect_refusal(call("run", "command", &[]), &[USAGE], &"no command");
 }
 
@@ -162,12 +168,12 @@ fn the_line_helps() {
         (&["--on-lost", "pray"], "kill, signal"),
         (&["--leftovers", "eat"], "kill, wait, leave"),
         (&["--once", ""], "--once"),
-        (&["--wait", "1s", "--no-wait"], "cannot be used with"),
-        (&["--shared", "--slots", "3"], "cannot be used with"),
-        (&["--verbose", "--quiet"], "cannot be used with"),
-        (&["--keep-trying", "--no-wait"], "cannot be used with"),
-        (&["--keep-trying", "--wait", "1s"], "cannot be used with"),
-        (&["--command", "true"], "cannot be used with"),
+        (&["--wait", "1s", "--no-wait"], "do not go together"),
+        (&["--shared", "--slots", "3"], "do not go together"),
+        (&["--verbose", "--quiet"], "do not go together"),
+        (&["--keep-trying", "--no-wait"], "do not go together"),
+        (&["--keep-trying", "--wait", "1s"], "do not go together"),
+        (&["--command", "true"], "do not go together"),
         (&["--frobnicate"], "--frobnicate"),
     ];
     for (flags, says) in cases {
@@ -177,26 +183,6 @@ fn the_line_helps() {
     bed.dlock().run("a b").sh("echo no").ended().expect(USAGE).saying("lock name");
     bed.dlock().args(["run", "--", "true"]).ended().expect(USAGE).saying("--name");
     expect_refusal(bed.dlock().args(["status", "--exit-code"]), &[USAGE], &"--exit-code without a name");
-}
-
-#[test]
-fn a_command_without_dashes_before_it_is_told_where_they_go() {
-    for words in [&["run", "--name", "x", "echo", "hi"][..], &["fence", "/nonexistent", "--token", "1", "echo", "hi"]] {
-        Dlock::new().args(words).ended().expect(USAGE).saying("put -- before the command: -- echo");
-    }
-    Dlock::new().args(["run", "--name", "x", "--nmae"]).ended().expect(USAGE).saying("'--nmae'");
-    for (words, says) in [
-        (&["run", "x", "./job.sh"][..], "put -- before the command: -- ./job.sh"),
-        (&["run", "./job.sh"], "dlock run --name NAME -- ./job.sh"),
-        (&["run", "status"], "did you mean dlock status?"),
-        (&["nightly", "--", "./job.sh"], "dlock run --name nightly -- CMD"),
-        (&["release", "x", "y"], "unexpected argument \"y\""),
-        (&["acquire"], "--name NAME"),
-        (&["stauts"], "'status'"),
-        (&["help", "stauts"], "'status'"),
-    ] {
-        Dlock::new().args(words).ended().expect(USAGE).saying(says);
-    }
 }
 
 /// The name is a flag or a word, for every verb that takes one.

@@ -6,6 +6,7 @@
 //! without a row here is a failure.
 
 mod flags;
+mod mistakes;
 mod settings;
 mod urls;
 
@@ -58,7 +59,7 @@ pub fn row(name: &str) -> Row {
         "once" | "forget-once" => Only(USAGE, &["", "a\nb", "\u{1b}[2J"]),
         "limit" => Refused(USAGE, &["", "-1", "1.5", "99999999999999999999"]),
         "warn" => Refused(USAGE, &["", "-1", "101%", "NaN", "80 %"]),
-        "shell" | "kind" | "verb" => Refused(USAGE, &["", "klingon"]),
+        "shell" | "page" => Refused(USAGE, &["", "klingon"]),
         "resource" => Only(CONFIG, &["/nonexistent/x", "/dev/null/x"]),
         "metrics-file" | "on-event" => Only(USAGE, &[""]),
         "history" => Refused(USAGE, &["", "-1", "1.5", "101"]),
@@ -115,7 +116,8 @@ fn with_value(flag: &str, value: &OsStr) -> OsString {
 }
 
 fn manual() -> String {
-    Dlock::new().arg("man").ended().expect(0).stdout.replace("\\-", "-")
+    let page = |name| Dlock::new().args(["man", name]).ended().expect(0).stdout.replace("\\-", "-");
+    ["dlock", "run", "config", "backends"].map(page).concat()
 }
 
 /// What stands in the manual between these two.

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{CONFIG, between, expect_refusal, list, manual};
-use crate::support::{Dlock, FileBed};
+use crate::support::{Dlock, FileBed, PLACES, Urls};
 
 const UNREACHABLE: i32 = 69;
 
 /// Every scheme, with all the parameters that it takes.
 pub fn parameters(manual: &str) -> Vec<(String, Vec<String>)> {
-    let mut groups = between(manual, ".SS Parameters\n", ".SH ").split(".TP\n.I ").skip(1).map(|group| {
+    let mut groups = between(manual, ".SH PARAMETERS\n", ".SH ").split(".TP\n.I ").skip(1).map(|group| {
         let (schemes, own) = group.split_once('\n').unwrap();
         (list(schemes), list(own))
     });
@@ -32,6 +32,8 @@ pub fn parameters(manual: &str) -> Vec<(String, Vec<String>)> {
 /// A URL in its parts.
 #[derive(Clone)]
 struct Url {
+    /// What the launcher of its backend says about such URLs.
+    row: &'static Urls,
     scheme: String,
     login: String,
     host: String,
@@ -43,27 +45,24 @@ struct Url {
 impl Url {
     /// One that makes sense.
     fn of(scheme: &str, files: &Path) -> Url {
-        let own = |text: &str| text.to_owned();
-        let (host, port, path) = match scheme {
-            "file" => ("", "", files.to_str().unwrap()),
-            "redis" | "rediss" => ("127.0.0.1", "1", "/0"),
-            "redis+unix" => ("", "", "/nonexistent/socket"),
-            "redis+sentinel" | "rediss+sentinel" => ("127.0.0.1", "1", "/master"),
-            "redlock" | "redlocks" => ("127.0.0.1:3,127.0.0.1:2,127.0.0.1", "1", ""),
-            "postgres" | "postgresql" => ("127.0.0.1", "1", "/db"),
-            _ => ("127.0.0.1", "1", ""),
-        };
-        let query = match scheme {
-            "rediss" | "redlocks" | "etcds" | "zookeepers" | "rediss+sentinel" | "rediss+cluster" => {
-                vec![format!("tls-ca={}/ca.pem", files.display())]
-            }
-            _ => Vec::new(),
-        };
-        Url { scheme: own(scheme), login: own(""), host: own(host), port: own(port), path: own(path), query }
+        let mut rows = PLACES.iter().flat_map(|place| place.urls);
+        let row =
+            rows.find(|row| row.schemes.contains(&scheme)).unwrap_or_else(|| panic!("no launcher has {scheme}://"));
+        let ca = row.encrypted.contains(&scheme).then(|| format!("tls-ca={}/ca.pem", files.display()));
+        let port = if row.host.is_empty() { "" } else { "1" };
+        Url {
+            row,
+            scheme: scheme.to_owned(),
+            login: String::new(),
+            host: row.host.to_owned(),
+            port: port.to_owned(),
+            path: row.path.replace("DIR", files.to_str().unwrap()),
+            query: ca.into_iter().collect(),
+        }
     }
 
     fn text(&self) -> String {
-        let Url { scheme, login, host, port, path, query } = self;
+        let Url { scheme, login, host, port, path, query, .. } = self;
         let colon = if port.is_empty() { "" } else { ":" };
         format!("{scheme}://{login}{host}{colon}{port}{path}?{}", query.join("&"))
     }
@@ -85,74 +84,26 @@ impl Url {
         url
     }
 
-    fn kind(&self) -> &str {
-        match self.scheme.as_str() {
-            "redlocks" => "redlock",
-            "etcds" => "etcd",
-            "zk" | "zookeepers" => "zookeeper",
-            "postgresql" => "postgres",
-            "rediss" => "redis",
-            "rediss+sentinel" => "redis+sentinel",
-            "rediss+cluster" => "redis+cluster",
-            scheme => scheme,
-        }
+    /// Values that a parameter refuses; any that can be decoded is right for the others.
+    fn wrong_values(&self, parameter: &str) -> &'static [&'static str] {
+        let mut rows = self.row.wrong_values.iter().chain(&WRONG_VALUES);
+        let row = rows.find(|row| row.0 == parameter);
+        row.unwrap_or_else(|| panic!("no row says what is nonsense for {parameter} of {}", self.scheme)).1
     }
 }
+
+/// Of the parameters that are the same everywhere.
+const WRONG_VALUES: [(&str, &[&str]); 6] = [
+    ("tls-ca", &["/nonexistent", "/dev", "/dev/null"]),
+    ("tls-cert", &["/nonexistent", "/dev", "/dev/null"]),
+    ("tls-key", &["/nonexistent", "/dev", "/dev/null"]),
+    ("password-file", &["", "/nonexistent", "/dev"]),
+    ("username", &[]),
+    ("password", &[]),
+];
 
 /// What is not an encoding of anything.
 const UNDECODABLE: [&str; 4] = ["%", "%zz", "%ff", "%00"];
-
-fn wrong_paths(kind: &str) -> &'static [&'static str] {
-    match kind {
-        "file" => &["", "relative", "/nonexistent/dir", "/dev/null"],
-        "redis" | "redlock" => &["/x", "/-1", "/1.5", "/99999999999", "/0/1"],
-        "redis+unix" => &[""],
-        "redis+sentinel" => &["", "/", "/m/x", "/m/0/1"],
-        "redis+cluster" => &["/x", "/1"],
-        "etcd" => &["/x"],
-        "zookeeper" => &["//x", "/..", "/a/./b"],
-        "postgres" => &[],
-        other => panic!("no row says which paths are nonsense for {other}"),
-    }
-}
-
-/// Values that a parameter refuses; any that can be decoded is right for the others.
-fn wrong_values(kind: &str, parameter: &str) -> &'static [&'static str] {
-    match (kind, parameter) {
-        ("redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" | "redlock", "prefix") => &["{", "a}b"],
-        ("etcd", "prefix") => &["", "/"],
-        ("zookeeper", "prefix") => &["", "..", "a//b"],
-        ("postgres", "prefix") => &["", "a-b", "1a", "%22", "abcdefghijklmnopqrstuvwxyzabcdefgh"],
-        ("postgres", "tls-ca" | "sslrootcert") => &["/nonexistent&sslmode=verify-full", "/dev&sslmode=verify-full"],
-        (_, "tls-ca" | "tls-cert" | "tls-key" | "sslcert" | "sslkey") => &["/nonexistent", "/dev", "/dev/null"],
-        ("redis+sentinel", "sentinel-password-file") => &["", "/nonexistent", "/dev"],
-        (_, "sentinel-password-file") => &[],
-        (_, "password-file") => &["", "/nonexistent", "/dev"],
-        ("redis+unix", "db") => &["x", "-1", "1.5"],
-        (_, "db") => &["", "0"],
-        (_, "wait-replicas") => &["", "x", "-1", "1.5", "99999999999"],
-        (_, "recipe") => &["", "x", "Curator"],
-        (_, "port") => &["x", "0", "-1", "65536", "1,2"],
-        (_, "sslmode") => &["x", "VERIFY-FULL", "require%20"],
-        // An empty one is none, as for libpq.
-        (_, "connect_timeout") => &["x", "1.5"],
-        (_, "target_session_attrs") => &["", "x", "standby"],
-        (_, "channel_binding") => &["", "x", "require"],
-        (_, "gssencmode") => &["", "x", "require"],
-        (_, "client_encoding") => &[""],
-        (_, "hostaddr") => &["x", "127.0.0.1,127.0.0.1"],
-        (_, "keepalives" | "keepalives_idle" | "keepalives_interval" | "keepalives_count" | "tcp_user_timeout") => {
-            &["x", "1.5"]
-        }
-        (_, "listen") => &["", "x"],
-        (
-            _,
-            "sentinel-username" | "username" | "password" | "host" | "user" | "dbname" | "passfile"
-            | "application_name" | "options",
-        ) => &[],
-        (kind, other) => panic!("no row says what is nonsense for {other} of {kind}"),
-    }
-}
 
 /// A directory for locks that has a certificate in it.
 fn files() -> FileBed {
@@ -177,7 +128,7 @@ fn every_part_of_a_url_refuses_nonsense() {
             "file" => assert_eq!(url.run().ended().expect(0).silently().stdout, "started\n"),
             _ => expect_refusal(url.run(), &[UNREACHABLE], &scheme),
         }
-        for path in wrong_paths(url.kind()) {
+        for path in url.row.wrong_paths {
             Url { path: (*path).to_owned(), ..url.clone() }.refused(path);
         }
         for bad in UNDECODABLE {
@@ -193,7 +144,7 @@ fn every_part_of_a_url_refuses_nonsense() {
         for port in ["0", "65536", "-1", "x", "1x", "%31"] {
             Url { host: "127.0.0.1".to_owned(), port: port.to_owned(), ..url.clone() }.refused(port);
         }
-        if !matches!(url.kind(), "postgres" | "file" | "redis+unix") {
+        if !url.row.hostless {
             Url { host: String::new(), port: String::new(), ..url.clone() }.refused("no host");
         }
         Url { scheme: scheme.to_uppercase(), ..url.clone() }.refused("upper case");
@@ -209,13 +160,13 @@ fn every_parameter_of_a_url_refuses_nonsense() {
         url.with("nonsense", "1").refused("an unknown parameter");
         url.with("", "1").refused("a parameter without a name");
         for parameter in &takes {
-            for value in wrong_values(url.kind(), parameter).iter().chain(&UNDECODABLE) {
+            for value in url.wrong_values(parameter).iter().chain(&UNDECODABLE) {
                 url.with(parameter, value).refused(&format!("{parameter}={value}"));
             }
             let mut twice = url.with(parameter, "1");
             twice.query.push(format!("{parameter}=1"));
             twice.refused(&format!("{parameter} twice"));
-            if wrong_values(url.kind(), parameter).is_empty() {
+            if url.wrong_values(parameter).is_empty() {
                 // Not even what means nothing leads to more than a line.
                 for value in ["", "%0A", "%1B%5B2J", "\u{1f980}", &"x".repeat(50_000)] {
                     let what = format!("{parameter}={}", value.chars().take(20).collect::<String>());

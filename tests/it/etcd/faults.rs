@@ -149,7 +149,9 @@ fn a_turn_that_is_taken_away_while_dlock_stands_still_starts_nothing() {
 #[test]
 fn whoever_keeps_trying_stands_again_when_its_turn_is_taken_away() {
     let log = Log::new();
-    ended_after_its_turn_was_taken_away(&log, &["-v", "--keep-trying"]).expect(0).saying("stands for the lock again");
+    ended_after_its_turn_was_taken_away(&log, &["-v", "--keep-trying"])
+        .expect(0)
+        .saying("trying to acquire the lock again");
     assert_eq!(log.runs().len(), 2);
 }
 

@@ -1,9 +1,11 @@
 //! What is particular to etcd: its other clients, its errors, its faults, and clusters of it.
 
 mod cluster;
+mod doctor;
 mod errors;
 mod faults;
 mod interop;
+mod records;
 mod tokens;
 
 use crate::support::etcd::Etcd;

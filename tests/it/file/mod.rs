@@ -351,3 +351,28 @@ fn kill_keepers(file: &Path) {
         until("it to be gone", || !is_alive(pid));
     }
 }
+
+/// In a directory that several share, one of them could have others delete what is not its own.
+#[test]
+fn an_owner_in_a_file_is_no_path() {
+    let (bed, log) = (FileBed::new(), Log::new());
+    let holder = bed.dlock().run("x").args(["--ttl", "60s"]).args(log.witness(&[])).spawn();
+    log.await_runs(1, 1);
+    let side = bed.dir().join("x.d");
+    let mut records = std::fs::read_dir(&side).unwrap().flatten();
+    let record = records.find(|entry| entry.file_name().to_string_lossy().starts_with("holder.")).unwrap();
+    let text = std::fs::read_to_string(record.path()).unwrap();
+    holder.signal(Signal::SIGTERM);
+    holder.ended().expect(143).silently();
+
+    let (owner, precious) = ("../../../precious", bed.dir().join("precious"));
+    let mut record: Value = serde_json::from_str(&text).unwrap();
+    record["owner"] = owner.into();
+    std::fs::write(side.join("holder.other.1.2"), record.to_string()).unwrap();
+    std::fs::create_dir(side.join("revoke...")).unwrap();
+    std::fs::write(&precious, "").unwrap();
+    assert!(side.join(format!("revoke.{owner}")).exists());
+    bed.dlock().run("x").arg("-n").sh("exit 0").ended().expect(0);
+    bed.dlock().args(["force-release", "x", "--yes"]).ended();
+    assert_eq!(std::fs::read_to_string(precious).unwrap(), "");
+}

@@ -6,7 +6,7 @@ use std::path::Path;
 use nix::unistd::geteuid;
 
 use super::state;
-use crate::support::{Bed, Dlock, FileBed, Log, until};
+use crate::support::{Bed, Dlock, FileBed, Log, may_mount, until};
 
 #[test]
 fn directories_that_others_could_tamper_with_are_refused() {
@@ -46,7 +46,44 @@ fn a_directory_we_may_not_write_to_is_77_for_an_ordinary_user() {
             command.uid(65534).gid(65534);
         }
     });
-    dlock.ended().expect(77).saying("x.lock");
+    dlock.ended().expect(77).saying("x.lock").saying("use a directory that this user may write to");
+}
+
+#[test]
+fn a_read_only_directory_can_be_looked_at_and_is_refused_otherwise() {
+    if !may_mount() {
+        return eprintln!("not played: only root can mount a disk read-only");
+    }
+    let bed = FileBed::on_small_disk();
+    bed.dlock().run("x").sh("exit 0").ended().expect(0);
+    let remount = |how: &str| {
+        let mut mount = std::process::Command::new("mount");
+        assert!(mount.args(["-o", &format!("remount,{how}")]).arg(bed.dir()).status().unwrap().success());
+    };
+    remount("ro");
+    let run = bed.dlock().run("x").sh("echo no").ended().expect(78).saying("use a directory that can be written to");
+    assert_eq!((run.stdout.as_str(), &state(&bed, "x")["state"]), ("", &"free".into()));
+    remount("rw");
+    bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
+}
+
+/// Root holds one lock of its default directory, in a mount namespace of its own, while a user runs under the same name.
+#[test]
+fn a_user_is_told_that_roots_lock_of_the_same_name_is_another_one() {
+    if !may_mount() {
+        return eprintln!("not played: only root can be two users");
+    }
+    let script = "set -e; mount -t tmpfs none /var/lib; chown 12345 $HOME; chmod 755 $HOME
+        $DLOCK run --name x -- sh -c 'echo > $HOME/held; until test -e $HOME/done; do sleep 0.01; done' &
+        until test -e $HOME/held; do sleep 0.01; done
+        setpriv --reuid 12345 --regid 12345 --clear-groups sh -c '$DLOCK run --name x -- echo ran
+            $DLOCK status x >&2; $DLOCK run --name y -- echo ran; touch $HOME/done'
+        wait";
+    let dlock = assert_cmd::cargo::cargo_bin!("dlock");
+    let told = Dlock::played_by("unshare").args(["--mount", "sh", "-c", script]).env("DLOCK", dlock).ended().expect(0);
+    assert_eq!(told.stdout, "ran\nran\n");
+    let about_x = "dlock: x: root holds /var/lib/dlock/x.lock, which is another lock";
+    assert_eq!((told.stderr.matches(about_x).count(), told.stderr.matches("root holds").count()), (2, 2), "{told:#?}");
 }
 
 #[test]

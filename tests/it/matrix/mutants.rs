@@ -9,7 +9,7 @@ use super::fault::Fault;
 use super::scene;
 use super::site::Backend;
 use super::tool::Tool;
-use crate::support::{Expect, redis};
+use crate::support::{Expect, redis, target};
 
 /// Where each of them shows.
 const SHOWS: [(&str, Backend, Fault); 6] = [
@@ -50,19 +50,19 @@ fn root() -> &'static Path {
 
 /// Under the name that the tests look for among the processes.
 pub fn binary(mutant: &str) -> PathBuf {
-    root().join("target/mutants").join(mutant).join("dlock")
+    target("mutants").join(mutant).join("dlock")
 }
 
 /// The copy that is patched. It is below our own .cargo/config.toml, which says how to build it.
 fn tree() -> PathBuf {
-    root().join("target/mutants/tree")
+    target("mutants/tree")
 }
 
 /// Makes the tree anew, with this one mistake.
 fn patch(mutant: &str) {
     let _ = std::fs::remove_dir_all(tree());
     std::fs::create_dir_all(tree()).unwrap();
-    copy(&["src", "Cargo.lock", "Cargo.toml"].map(|file| root().join(file)), &tree());
+    copy(&["build.rs", "completions", "man", "src", "Cargo.lock", "Cargo.toml"].map(|file| root().join(file)), &tree());
     // Other names, so that it can be built beside the dlock under test, where all dependencies are. They have the
     // features that they have for tests.
     edit("Cargo.lock", &[("\"dlock-cli\"", "\"dlock-mutant\"")]);
@@ -107,6 +107,9 @@ fn build(mutant: &str) {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--frozen", "--bin", "dlock-mutant", "--target-dir"]);
     cargo.arg(tested.ancestors().nth(3).unwrap()).current_dir(tree());
+    if !tree().starts_with(root()) {
+        cargo.arg("--config").arg(root().join(".cargo/config.toml"));
+    }
     // What the cargo around us has set would make the dependencies look changed.
     for (key, _) in std::env::vars_os() {
         if ["CARGO_MANIFEST", "CARGO_PKG"].iter().any(|ours| key.as_encoded_bytes().starts_with(ours.as_bytes())) {

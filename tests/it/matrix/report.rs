@@ -1,6 +1,5 @@
 //! The matrix for people (Markdown) and for programs (JSON).
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use super::fault::Fault;
 use super::scene::Outcome;
 use super::site::Backend;
 use super::tool::{Peer, Tool};
-use crate::support::Expect;
+use crate::support::{self, Expect};
 
 /// One cell and how it went, as often as it was played.
 #[derive(Clone, Debug)]
@@ -188,10 +187,10 @@ impl Report {
         let hand_over = self.rows.iter().filter(|row| !row.tool.is_peer()).filter_map(Row::worst_hand_over).max();
         let silence = self.rows.iter().filter_map(Row::longest_silence).max();
         let mut text = format!(
-            "{overlapped} of {runs} runs that must not overlap did. None in n runs says, with 95 % confidence, that \
-             the rate is below about 3/n: {:.2} % over all of them together, {:.0} % for a single cell. The longest \
-             hand-over took {}. The longest that a living process did not beat was {}: a shorter overlap might not \
-             have been seen by its beats, only by the second command, which looks for processes of the first.",
+            "{overlapped} of {runs} runs that must not overlap did. If none of n runs fails, the rate of failures is below \
+             about 3/n with 95 % confidence: {:.2} % over all of them together, {:.0} % for a single cell. The longest \
+             hand-over took {}. The longest time that a living process gave no heartbeat was {}. A shorter overlap might \
+             not show in the heartbeats, only in the second command's search for processes of the first.",
             (300.0 / runs.max(1) as f64).min(100.0),
             (300.0 / least as f64).min(100.0),
             hand_over.map_or("-".to_owned(), millis),
@@ -241,7 +240,7 @@ impl Report {
             "not_played": self.not_played,
             "cells": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
         });
-        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+        let target = support::target("");
         std::fs::write(target.join("faults.md"), self.markdown()).unwrap();
         std::fs::write(target.join("faults.json"), serde_json::to_string_pretty(&report).unwrap()).unwrap();
     }

@@ -5,7 +5,6 @@
 //! `tests/run` plays a small one; `tests/run --storm [SECONDS [SEED [BACKEND]]]` plays 200 contenders on each backend
 //! and writes `target/storm.md`. What happens is drawn from the seed, as for the random runs.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -16,7 +15,7 @@ use super::history::{self, RunEvent, contradictions};
 use super::plan::{Behaviour, Plan, Strike};
 use super::random::{Contender, Host, LEASE, now};
 use super::site::{Backend, Site, covered, named_place};
-use crate::support::{Bed, Log, Run, children_of, overlaps, until};
+use crate::support::{Bed, Log, Run, children_of, overlaps, target, until};
 
 #[derive(Clone, Copy, Debug)]
 struct Storm {
@@ -247,7 +246,7 @@ fn a_storm_of_kills_breaks_no_promise() {
     }
     if seconds.is_some() {
         eprintln!("{table}");
-        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("target/storm.md"), table).unwrap();
+        std::fs::write(target("storm.md"), table).unwrap();
     }
 }
 

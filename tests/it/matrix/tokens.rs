@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::site::{Backend, Site, covered, named_place};
-use crate::support::{Bed, Dlock, etcd, file, lines, postgres, redis, until};
+use crate::support::{Bed, Dlock, etcd, file, lines, postgres, redis, target, until};
 
 /// So many take turns on each backend.
 const CLIENTS: usize = 4;
@@ -109,7 +109,7 @@ fn every_token_is_greater_than_the_one_before() {
     table += &format!("\n{grants} grants in all.\n");
     eprintln!("\n{table}");
     if asked.is_some() {
-        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tokens.md"), &table).unwrap();
+        std::fs::write(target("tokens.md"), &table).unwrap();
     }
     assert!(all.iter().all(Counted::grow), "{table}");
 }

@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::scene::TTL;
 use super::site::{Backend, Site};
-use crate::support::{Bed, Dlock, Running, etcd, file, postgres, redis, zookeeper};
+use crate::support::{Bed, Dlock, Running, etcd, file, postgres, redis, target, zookeeper};
 
 #[derive(Clone, Copy, Debug)]
 pub enum Tool {
@@ -30,20 +30,16 @@ pub const PEERS: [Peer; 6] = [
         template: "env ETCDCTL_API=3 etcdctl --endpoints=127.0.0.1:PORT lock --ttl=3 NAME",
     },
     Peer { name: "redis-cli wrapper", backend: &redis::REDIS, template: "tests/peers/cronlock.sh PORT NAME TTL" },
-    Peer {
-        name: "redis-py Lock",
-        backend: &redis::REDIS,
-        template: "target/test-python/bin/python tests/peers/redis_py.py PORT NAME TTL",
-    },
+    Peer { name: "redis-py Lock", backend: &redis::REDIS, template: "PYTHON tests/peers/redis_py.py PORT NAME TTL" },
     Peer {
         name: "kazoo Lock",
         backend: &zookeeper::ZOOKEEPER,
-        template: "target/test-python/bin/python tests/peers/kazoo_lock.py PORT NAME TTL",
+        template: "PYTHON tests/peers/kazoo_lock.py PORT NAME TTL",
     },
     Peer {
         name: "advisory lock (psycopg)",
         backend: &postgres::POSTGRES,
-        template: "target/test-python/bin/python tests/peers/psycopg_lock.py PORT NAME TTL",
+        template: "PYTHON tests/peers/psycopg_lock.py PORT NAME TTL",
     },
 ];
 
@@ -57,7 +53,8 @@ impl Peer {
 
     fn words(&self, port: u16, name: &str, site: &Site) -> Vec<String> {
         let fill = |word: &str| {
-            word.replace("PORT", &port.to_string())
+            word.replace("PYTHON", &target("test-python/bin/python").display().to_string())
+                .replace("PORT", &port.to_string())
                 .replace("DIR", &site.files.dir().display().to_string())
                 .replace("NAME", name)
                 .replace("TTL", &TTL.as_millis().to_string())

@@ -6,7 +6,6 @@
 mod service;
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -203,7 +202,7 @@ fn a_holder_that_is_cut_off_with_a_server_never_overlaps_the_next() {
     let played = play(&cells);
     if words.is_some() {
         eprintln!("{}", markdown(&played));
-        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/partitions.md");
+        let target = crate::support::target("partitions.md");
         std::fs::write(target, markdown(&played)).unwrap();
     }
     let wrong: Vec<String> = played

@@ -13,7 +13,7 @@ owner = f"python-{uuid.uuid4()}"
 
 def dlock():
     """Exit code of an attempt to run something under the same lock."""
-    command = [os.environ["DLOCK"], "run", "--backend", url, "--name", name, "--no-wait", "-q", "--", "true"]
+    command = [os.environ["DLOCK"], "run", "--backend", url, "--name", name, "--no-wait", "--", "true"]
     return subprocess.run(command).returncode
 
 

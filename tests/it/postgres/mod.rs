@@ -1,10 +1,11 @@
 //! What is PostgreSQL's own: its errors, its SQL clients, its faults.
 
+mod doctor;
 mod errors;
 mod faults;
 mod replication;
 mod sql;
-mod tls;
+pub mod tls;
 mod upgrade;
 mod waiting;
 mod wake_up;

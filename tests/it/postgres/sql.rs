@@ -35,7 +35,7 @@ fn sql_clients_and_dlock_exclude_each_other() {
 fn a_python_program_takes_renews_and_releases_the_same_lock() {
     let (server, name) = (Postgres::shared(), unique("python"));
     used(server);
-    let python = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-python/bin/python");
+    let python = crate::support::target("test-python/bin/python");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/postgres/client.py");
     let dlock = assert_cmd::cargo::cargo_bin!("dlock");
     let done = std::process::Command::new(python)
@@ -119,7 +119,7 @@ fn a_run_is_not_released_behind_its_back() {
     let (server, name) = (Postgres::shared(), unique("behind"));
     let dlock = assert_cmd::cargo::cargo_bin!("dlock").display().to_string();
     let script = format!("{dlock} renew --name {name} && {dlock} release --name {name}");
-    server.dlock().run(&name).sh(&script).ended().expect(64).saying("lets go of it by itself");
+    server.dlock().run(&name).sh(&script).ended().expect(64).saying("releases it by itself");
 }
 
 #[test]

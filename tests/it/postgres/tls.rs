@@ -12,7 +12,7 @@ fn openssl(dir: &Path, line: &str) {
 }
 
 /// A root, `name.crt` and `name.key` signed by it for this host, and a root that has signed nothing.
-fn certificates(dir: &Path) {
+pub fn certificates(dir: &Path) {
     for root in ["ca", "stranger"] {
         openssl(
             dir,

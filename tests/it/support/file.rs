@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::place::{Expect, Leader, Place, Started};
+use super::place::{Expect, Leader, Place, Started, Urls};
 use super::{Abilities, Bed};
 use crate::matrix::{Fault, faults};
 
@@ -101,6 +101,19 @@ impl Bed for FileBed {
     fn abilities(&self) -> Abilities {
         Abilities { in_order: false, ..Abilities::default() }
     }
+
+    fn scrawl(&self, name: &str, owner: &str, text: &str) {
+        let side = self.side(name);
+        std::fs::create_dir_all(side.join("waiting")).unwrap();
+        let own = format!("holder.{owner}");
+        for file in [&own, "last-run", "once", "holder.other.1.2", "waiting/waiter.other.1.2", "revoke.other.1.2"] {
+            std::fs::write(side.join(file), text).unwrap();
+        }
+    }
+
+    fn scrawl_token(&self, name: &str, text: &str) {
+        std::fs::write(self.side(name).join("token"), text).unwrap();
+    }
 }
 
 /// No server, so none that could fail. The kernel keeps the lock for whoever has it open, awake or not: whoever wakes first
@@ -120,4 +133,13 @@ pub static FILE: Place = Place {
     exit_codes: &[(Fault::AllStopped, &[79, 125, 137]), (Fault::MachineFrozen, &[79, 125, 137])],
     short: &[&Fault::ALL],
     covered: true,
+    urls: &[Urls {
+        schemes: &["file"],
+        encrypted: &[],
+        host: "",
+        hostless: true,
+        path: "DIR",
+        wrong_paths: &["", "relative", "/nonexistent/dir", "/dev/null"],
+        wrong_values: &[],
+    }],
 };

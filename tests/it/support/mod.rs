@@ -3,9 +3,11 @@
 mod clock;
 mod daemon;
 mod dlock;
+mod doctor;
 pub mod etcd;
 pub mod file;
 mod home;
+pub mod mysql;
 mod netns;
 mod place;
 mod pooler;
@@ -16,16 +18,18 @@ mod terminal;
 mod witness;
 pub mod zookeeper;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use clock::Clock;
 pub use daemon::{Daemon, free_port};
 pub use dlock::{Dlock, Ended, Running};
+pub use doctor::{Told, examined};
 pub use file::{FileBed, may_mount};
 pub use home::server_home;
+pub use mysql::Mysql;
 pub use netns::{Network, address, cannot_make_networks};
-pub use place::{Expect, Ground, Leader, Place, Server, Started};
+pub use place::{Expect, Ground, Leader, Place, Server, Started, Urls};
 pub use pooler::Pooler;
 pub use postgres::Postgres;
 pub use proxy::{Proxy, Tear};
@@ -35,7 +39,7 @@ pub use witness::{Log, Run, overlaps, tokens_grow};
 pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, zookeeper_server};
 
 /// Every backend that the tests break, as reports list them.
-pub static PLACES: [&Place; 12] = [
+pub static PLACES: [&Place; 14] = [
     &file::FILE,
     &redis::REDIS,
     &redis::REDLOCK_3,
@@ -45,9 +49,11 @@ pub static PLACES: [&Place; 12] = [
     &zookeeper::ZOOKEEPER,
     &zookeeper::ZOOKEEPER_3,
     &postgres::POSTGRES,
+    &mysql::MYSQL,
     &redis::SENTINEL,
     &redis::REPLICATED,
     &postgres::POSTGRES_PAIR,
+    &mysql::MYSQL_PAIR,
 ];
 
 /// A backend to test on. Many tests share its server, so each uses names of its own.
@@ -64,6 +70,15 @@ pub trait Bed {
     fn would_miss(&self, _name: &str) -> bool {
         true
     }
+
+    /// Overwrites with this text every record of a lock that only describes it: its holder, its last run, and whatever
+    /// somebody else may have written there. The holder is this owner.
+    fn scrawl(&self, _name: &str, _owner: &str, _text: &str) {
+        unreachable!("no test scrawls here");
+    }
+
+    /// Overwrites the counter of a lock's tokens, where that is a text.
+    fn scrawl_token(&self, _name: &str, _text: &str) {}
 
     /// dlock, pointed at this backend, with patience for a server on a machine that is busy with other tests.
     fn dlock(&self) -> Dlock {
@@ -152,4 +167,10 @@ pub fn signal(pid: u32, signal: nix::sys::signal::Signal) {
 
 pub fn lines(path: &Path) -> Vec<String> {
     std::fs::read_to_string(path).unwrap_or_default().lines().map(ToOwned::to_owned).collect()
+}
+
+/// Where cargo builds, and `tests/run` puts what the tests need.
+pub fn target(path: &str) -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(chosen).join(path)
 }

@@ -31,6 +31,25 @@ pub struct Place {
     pub short: &'static [&'static [Fault]],
     /// Whether the promise covers each of its faults, so that they can come at random.
     pub covered: bool,
+    /// Its URLs, for nonsense in any part of them. A place with the URLs of another one has none.
+    pub urls: &'static [Urls],
+}
+
+/// URLs that differ only in their schemes: one that makes sense, though nobody listens there, and what is nonsense in its
+/// parts.
+pub struct Urls {
+    pub schemes: &'static [&'static str],
+    /// Those of them whose connections are always encrypted.
+    pub encrypted: &'static [&'static str],
+    /// Without the last port. Empty where a URL names no host.
+    pub host: &'static str,
+    /// Whether a URL makes sense without a host.
+    pub hostless: bool,
+    /// `DIR` is a directory.
+    pub path: &'static str,
+    pub wrong_paths: &'static [&'static str],
+    /// Values that a parameter refuses, where every backend has other ones; with none, any value may be meant.
+    pub wrong_values: &'static [(&'static str, &'static [&'static str])],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::User;
 use tempfile::TempDir;
 
-use super::place::{Ground, Leader, Place, Server, Started};
+use super::place::{Ground, Leader, Place, Server, Started, Urls};
 use super::{Bed, Clock, Daemon, children_of, free_port, server_home, until};
 use crate::matrix::{Fault, faults};
 
@@ -195,11 +195,28 @@ impl Bed for Postgres {
     fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
+
+    /// What is no JSON cannot stand there.
+    fn scrawl(&self, name: &str, _owner: &str, text: &str) {
+        let json = match serde_json::from_str::<serde_json::Value>(text) {
+            Ok(_) => text.to_owned(),
+            Err(_) => serde_json::to_string(text).unwrap(),
+        };
+        self.sql(&format!(
+            "BEGIN; SET LOCAL dlock.inside = 'on';
+             UPDATE dlock.contenders SET who = '{json}' WHERE name = '{name}';
+             UPDATE dlock.locks SET last_run = '{json}' WHERE name = '{name}'; COMMIT"
+        ));
+    }
 }
 
 impl Bed for &'static Postgres {
     fn url(&self) -> String {
         Postgres::url(self)
+    }
+
+    fn scrawl(&self, name: &str, owner: &str, text: &str) {
+        Postgres::scrawl(self, name, owner, text);
     }
 }
 
@@ -320,6 +337,9 @@ impl Server for Postgres {
     }
 }
 
+/// They are read where something depends on them.
+const WRONG_AUTHORITIES: &[&str] = &["/nonexistent&sslmode=verify-full", "/dev&sslmode=verify-full"];
+
 /// A database that lost its disk is another database; one that is there refuses to have rows deleted. The holder may
 /// renew before anybody asks a server whose clock was set ahead.
 pub static POSTGRES: Place = Place {
@@ -346,6 +366,42 @@ pub static POSTGRES: Place = Place {
         Fault::ClockBack,
     ]],
     covered: true,
+    urls: &[Urls {
+        schemes: &["postgres", "postgresql"],
+        encrypted: &[],
+        host: "127.0.0.1",
+        hostless: true,
+        path: "/db",
+        wrong_paths: &[],
+        wrong_values: &[
+            ("prefix", &["", "a-b", "1a", "%22", "abcdefghijklmnopqrstuvwxyzabcdefgh"]),
+            ("tls-ca", WRONG_AUTHORITIES),
+            ("sslrootcert", WRONG_AUTHORITIES),
+            ("sslcert", &["/nonexistent", "/dev", "/dev/null"]),
+            ("sslkey", &["/nonexistent", "/dev", "/dev/null"]),
+            ("port", &["x", "0", "-1", "65536", "1,2"]),
+            ("sslmode", &["x", "VERIFY-FULL", "require%20"]),
+            // An empty one is none, as for libpq.
+            ("connect_timeout", &["x", "1.5"]),
+            ("target_session_attrs", &["", "x", "standby"]),
+            ("channel_binding", &["", "x", "require"]),
+            ("gssencmode", &["", "x", "require"]),
+            ("client_encoding", &[""]),
+            ("hostaddr", &["x", "127.0.0.1,127.0.0.1"]),
+            ("keepalives", &["x", "1.5"]),
+            ("keepalives_idle", &["x", "1.5"]),
+            ("keepalives_interval", &["x", "1.5"]),
+            ("keepalives_count", &["x", "1.5"]),
+            ("tcp_user_timeout", &["x", "1.5"]),
+            ("listen", &["", "x"]),
+            ("host", &[]),
+            ("user", &[]),
+            ("dbname", &[]),
+            ("passfile", &[]),
+            ("application_name", &[]),
+            ("options", &[]),
+        ],
+    }],
 };
 
 /// With a synchronous standby: no commit counts before that has it, and a lease from before a failover counts anew,
@@ -376,5 +432,6 @@ pub static POSTGRES_PAIR: Place = Place {
     exit_codes: &[(Fault::FollowerKilled, &[79])],
     short: &[&[Fault::LeaderWoken, Fault::FollowerKilled, Fault::PathFrozen]],
     covered: false,
+    urls: &[],
     ..POSTGRES
 };

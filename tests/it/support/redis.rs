@@ -6,16 +6,16 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use super::place::{Expect, Ground, Leader, Place, Server, Started};
-use super::{Abilities, Bed, Clock, Daemon, free_port, server_home, until};
+use super::place::{Expect, Ground, Leader, Place, Server, Started, Urls};
+use super::{Abilities, Bed, Clock, Daemon, free_port, server_home, target, until};
 use crate::matrix::{Fault, faults};
 
 /// Another product with the same protocol, from the Python environment that `tests/run` makes.
-const VALKEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/test-python/bin/valkey-server");
+const VALKEY: &str = "test-python/bin/valkey-server";
 
 /// One server, on a port of its own.
 pub struct Redis {
-    program: &'static str,
+    program: String,
     daemon: RefCell<Daemon>,
     port: u16,
     dir: TempDir,
@@ -43,10 +43,10 @@ impl Redis {
     }
 
     pub fn valkey() -> Redis {
-        Redis::launch(VALKEY, server_home(), &[], None)
+        Redis::launch(&target(VALKEY).display().to_string(), server_home(), &[], None)
     }
 
-    fn launch(program: &'static str, dir: TempDir, options: &[&str], clock: Option<Clock>) -> Redis {
+    fn launch(program: &str, dir: TempDir, options: &[&str], clock: Option<Clock>) -> Redis {
         let own = dir.path().display().to_string();
         let options: Vec<String> = options.iter().map(|option| option.replace("DIR", &own)).collect();
         // A port that is free now may be taken by the time the server wants it.
@@ -55,7 +55,7 @@ impl Redis {
             Some((start(program, &dir, port, &options, clock.as_ref())?, port))
         };
         let (daemon, port) = std::iter::repeat_with(try_start).flatten().next().unwrap();
-        Redis { program, daemon: RefCell::new(daemon), port, dir, options, clock }
+        Redis { program: program.to_owned(), daemon: RefCell::new(daemon), port, dir, options, clock }
     }
 
     /// A replica of this one that has all it has.
@@ -94,7 +94,7 @@ impl Redis {
     /// Comes back on the same port, with nothing but what it had on its disk.
     pub fn restart(&self) {
         self.kill();
-        until("Redis to be back", || match start(self.program, &self.dir, self.port, &self.options, self.clock()) {
+        until("Redis to be back", || match start(&self.program, &self.dir, self.port, &self.options, self.clock()) {
             Some(daemon) => {
                 *self.daemon.borrow_mut() = daemon;
                 true
@@ -144,6 +144,18 @@ fn ask(port: u16, options: &[&str], command: &[&str]) -> Output {
 impl Bed for Redis {
     fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn scrawl(&self, name: &str, owner: &str, text: &str) {
+        for part in ["last", &format!("note:{owner}")] {
+            self.does(&["SET", &format!("{{dlock:{name}}}:{part}"), text]);
+        }
+        self.does(&["DEL", &format!("{{dlock:{name}}}:held")]);
+        self.does(&["HSET", &format!("{{dlock:{name}}}:details"), owner, text, "somebody", text]);
+    }
+
+    fn scrawl_token(&self, name: &str, text: &str) {
+        self.does(&["SET", &format!("{{dlock:{name}}}:token"), text]);
     }
 }
 
@@ -219,6 +231,17 @@ impl Bed for Redlock {
     fn abilities(&self) -> Abilities {
         Abilities { shared_and_slots: false, in_order: false }
     }
+
+    fn scrawl(&self, name: &str, owner: &str, text: &str) {
+        for node in &self.nodes {
+            node.scrawl(name, owner, text);
+            node.does(&["SET", &format!("{{dlock:{name}}}:held"), text]);
+        }
+    }
+
+    fn scrawl_token(&self, name: &str, text: &str) {
+        self.nodes.iter().for_each(|node| node.scrawl_token(name, text));
+    }
 }
 
 impl Server for Redis {
@@ -275,6 +298,17 @@ fn servers(count: usize, ground: Ground) -> Started {
 const ITS_OWN: &[Fault] =
     &[Fault::ServersRestartedEmpty, Fault::RecordDeleted, Fault::Flushed, Fault::Evicted, Fault::DlockOutOfMemory];
 
+/// Of a database.
+const WRONG_NUMBERS: &[&str] = &["/x", "/-1", "/1.5", "/99999999999", "/0/1"];
+const WRONG_COUNTS: &[&str] = &["", "x", "-1", "1.5", "99999999999"];
+const WRONG_VALUES: &[(&str, &[&str])] = &[
+    ("prefix", &["{", "a}b"]),
+    ("db", &["", "0"]),
+    ("wait-replicas", WRONG_COUNTS),
+    ("sentinel-password-file", &[]),
+    ("sentinel-username", &[]),
+];
+
 pub static REDIS: Place = Place {
     name: "redis",
     url: "redis://HOSTS",
@@ -288,6 +322,41 @@ pub static REDIS: Place = Place {
     exit_codes: &[],
     short: &[&Fault::ALL],
     covered: true,
+    urls: &[
+        Urls {
+            schemes: &["redis", "rediss"],
+            encrypted: &["rediss"],
+            host: "127.0.0.1",
+            hostless: false,
+            path: "/0",
+            wrong_paths: WRONG_NUMBERS,
+            wrong_values: WRONG_VALUES,
+        },
+        Urls {
+            schemes: &["redis+unix"],
+            encrypted: &[],
+            host: "",
+            hostless: true,
+            path: "/nonexistent/socket",
+            wrong_paths: &[""],
+            wrong_values: &[
+                ("prefix", &["{", "a}b"]),
+                ("db", &["x", "-1", "1.5"]),
+                ("wait-replicas", WRONG_COUNTS),
+                ("sentinel-password-file", &[]),
+                ("sentinel-username", &[]),
+            ],
+        },
+        Urls {
+            schemes: &["redis+cluster", "rediss+cluster"],
+            encrypted: &["rediss+cluster"],
+            host: "127.0.0.1",
+            hostless: false,
+            path: "",
+            wrong_paths: &["/x", "/1"],
+            wrong_values: WRONG_VALUES,
+        },
+    ],
 };
 
 /// Nodes that have forgotten the lock are taken again by its holder; whoever waits is told in the same moment as it.
@@ -327,6 +396,15 @@ pub static REDLOCK_3: Place = Place {
         Fault::MajorityRotates,
         Fault::DlockStopped,
     ]],
+    urls: &[Urls {
+        schemes: &["redlock", "redlocks"],
+        encrypted: &["redlocks"],
+        host: "127.0.0.1:3,127.0.0.1:2,127.0.0.1",
+        hostless: false,
+        path: "",
+        wrong_paths: WRONG_NUMBERS,
+        wrong_values: WRONG_VALUES,
+    }],
     ..REDIS
 };
 
@@ -336,6 +414,7 @@ pub static REDLOCK_5: Place = Place {
     start: |ground| servers(5, ground),
     short: &[],
     covered: false,
+    urls: &[],
     ..REDLOCK_3
 };
 
@@ -371,6 +450,21 @@ pub static SENTINEL: Place = Place {
     ],
     short: &[&[Fault::LeaderLost, Fault::DlockStopped]],
     covered: false,
+    urls: &[Urls {
+        schemes: &["redis+sentinel", "rediss+sentinel"],
+        encrypted: &["rediss+sentinel"],
+        host: "127.0.0.1",
+        hostless: false,
+        path: "/master",
+        wrong_paths: &["", "/", "/m/x", "/m/0/1"],
+        wrong_values: &[
+            ("prefix", &["{", "a}b"]),
+            ("db", &["", "0"]),
+            ("wait-replicas", WRONG_COUNTS),
+            ("sentinel-password-file", &["", "/nonexistent", "/dev"]),
+            ("sentinel-username", &[]),
+        ],
+    }],
     ..REDIS
 };
 
@@ -393,5 +487,6 @@ pub static REPLICATED: Place = Place {
     expect: &[],
     exit_codes: &[(Fault::FollowerKilled, &[79])],
     short: &[&[Fault::LeaderKilled, Fault::ServersRestarted]],
+    urls: &[],
     ..SENTINEL
 };

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::place::{self, Expect, Ground, Leader, Place, Started};
-use super::{Bed, Clock, Daemon, Proxy, free_port, server_home, until};
+use super::place::{self, Expect, Ground, Leader, Place, Started, Urls};
+use super::{Bed, Clock, Daemon, Proxy, free_port, server_home, target, until};
 use crate::matrix::{Fault, faults};
 
 /// One server process with its directory; can be killed and started again.
@@ -101,7 +101,7 @@ pub fn kazoo(port: u16, name: &str, pattern: &str) -> Command {
 /// The same about any node.
 pub fn kazoo_at(port: u16, path: &str, pattern: &str) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut python = Command::new(root.join("target/test-python/bin/python"));
+    let mut python = Command::new(target("test-python/bin/python"));
     python.arg(root.join("tests/it/zookeeper/kazoo_lock.py")).args([&port.to_string(), path, pattern]);
     python
 }
@@ -158,6 +158,13 @@ impl Bed for ZooKeeperBed {
     fn would_miss(&self, name: &str) -> bool {
         let notes = format!("/dlock-meta/~noted/{name}");
         kazoo_at(self.port, &notes, "-").arg("parent").output().unwrap().status.success()
+    }
+
+    fn scrawl(&self, name: &str, _owner: &str, text: &str) {
+        for parent in ["/dlock", "/dlock-meta"] {
+            let out = kazoo_at(self.port, &format!("{parent}/{name}"), "-").args(["scrawl", text]).output().unwrap();
+            assert!(out.status.success(), "{out:?}");
+        }
     }
 }
 
@@ -335,6 +342,15 @@ pub static ZOOKEEPER: Place = Place {
     exit_codes: &[(Fault::ClockForward, &[79, 137])],
     short: &[&[Fault::PathFrozen, Fault::PathCut, Fault::ServersPaused, Fault::RecordDeleted, Fault::ClockForward]],
     covered: true,
+    urls: &[Urls {
+        schemes: &["zookeeper", "zk", "zookeepers"],
+        encrypted: &["zookeepers"],
+        host: "127.0.0.1",
+        hostless: false,
+        path: "",
+        wrong_paths: &["//x", "/..", "/a/./b"],
+        wrong_values: &[("prefix", &["", "..", "a//b"]), ("recipe", &["", "x", "Curator"])],
+    }],
 };
 
 /// Servers that have forgotten are replaced by their operators, not restarted. What one server does with its clock is
@@ -349,5 +365,6 @@ pub static ZOOKEEPER_3: Place = Place {
     exit_codes: &[],
     short: &[&[Fault::LeaderKilled, Fault::ServersKilled]],
     covered: false,
+    urls: &[],
     ..ZOOKEEPER
 };

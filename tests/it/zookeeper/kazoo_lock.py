@@ -41,7 +41,8 @@ elif what == "clear":
     for child in client.get_children(path):
         client.delete(f"{path}/{child}")
 elif what == "scrawl":
-    for node in [path] + [f"{path}/{child}" for child in client.get_children(path)]:
+    nodes = [path] + [f"{path}/{child}" for child in client.get_children(path)] if client.exists(path) else []
+    for node in nodes:
         client.set(node, os.fsencode(files[0]))
 elif what == "add":
     client.create(path, makepath=True)

@@ -1,7 +1,7 @@
 //! What a lock keeps of its runs.
 
 use dlock::backend::zookeeper::ZooKeeper;
-use dlock::backend::zookeeper::wire::Request;
+use dlock::backend::zookeeper::wire::{self, Request};
 use dlock::backend::{Ask, Attempt, Backend, Ending, Forget, Forgotten, Lease, Released, Revoke, Revoked};
 use dlock::lock::{LastRun, LockName, Mode, Outcome, Token};
 
@@ -163,7 +163,8 @@ async fn what_is_forgotten_is_gone_but_tokens_go_on() {
     assert_eq!(b.forget(&job.name, &everything).await.unwrap(), Forgotten::Nothing);
     assert!(runs(&mut b, &job.name).await.is_empty());
     b.visit().await.unwrap();
-    let (rest, _) = b.ensemble.data("/verbs-meta/forgetful").await.unwrap().unwrap();
+    let rest = b.ensemble.call_one(Request::get_data("/verbs-meta/forgetful")).await.unwrap().unwrap();
+    let (rest, _) = wire::read_data(&rest).unwrap();
     assert_eq!(String::from_utf8(rest).unwrap(), format!("{{\"fencing_token\":{last}}}"), "lower tokens are refused");
     assert!(granted(&mut a, &job).await.token > last);
 }

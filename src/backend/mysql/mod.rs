@@ -1,0 +1,231 @@
+//! MariaDB and MySQL: lease rows on the server's own clock, for those whose only shared service is their database.
+//!
+//! The protocol is the procedures `dlock_…` in the database that the URL names (`prefix` gives them another beginning):
+//! `tables.sql` and `procedures.sql` define and document them, SQL clients use the same ones, and every verb here is one
+//! call of one of them, in one round trip and one transaction. So this file knows no queue and no rule about who may
+//! hold: it asks, with the owner as the key, and repeats safely. A grant counts when the call has answered, which is after
+//! its commit: in a Galera cluster, one that is not certified is an error, and is asked for again.
+//!
+//! The token is a column of the lock's row, which is never deleted: at every grant it becomes one more, or the microseconds
+//! since the epoch if that is more still, so that it grows even over a restored backup.
+//!
+//! A lease counts by the clock in `UUID()`: in MariaDB it only goes forward while the server runs, whatever becomes of
+//! the date; in MySQL it is the date. A lease that another server wrote, or this one before a restart, counts anew, for a
+//! whole ttl from the first look at it: clocks of two servers are never compared. No client vouches for another: what a
+//! failover to an *asynchronous* replica forgets is gone. `GET_LOCK` only wakes waiters up, and decides nothing.
+
+mod answer;
+mod client;
+mod doctor;
+mod errors;
+mod option_file;
+mod recipe;
+mod schema;
+mod session;
+mod settings;
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use async_trait::async_trait;
+
+use super::{
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
+};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
+
+use answer::get;
+use client::Client;
+use recipe::Place;
+pub use settings::PARAMETERS;
+
+const LOCKS_PER_PAGE: usize = 100;
+/// How often a holder looks whether an operator wants the lock back. The server has no way to tell it.
+const LOOK: Duration = Duration::from_secs(1);
+
+pub struct Mysql {
+    client: Client,
+    /// While we wait.
+    place: Option<Place>,
+    /// While we hold the lock: the call that looks whether it is still ours.
+    look: Option<String>,
+}
+
+impl Mysql {
+    pub fn open(address: &Address, patience: Patience) -> Result<Mysql> {
+        Ok(Mysql { client: Client::new(address, patience)?, place: None, look: None })
+    }
+
+    /// The number of our connection, for wake-up locks; null where none may be used.
+    async fn session(&mut self) -> Result<String> {
+        let session = self.client.connection_id().await?;
+        Ok(optional(self.client.wakes_up().then_some(session)))
+    }
+
+    fn watch(&mut self, lease: &Lease) {
+        self.look = Some(call(
+            "dlock_watch",
+            &[text(lease.name.as_str()), text(lease.owner.as_str()), lease.token.to_string()],
+        ));
+    }
+}
+
+/// The SQL that makes the tables and procedures, for an administrator.
+pub fn schema(address: &Address) -> Result<String> {
+    Ok(schema::script(&settings::Settings::of(address)?))
+}
+
+/// A call with these values, which are SQL already.
+fn call(procedure: &str, with: &[String]) -> String {
+    format!("CALL {procedure}({})", with.join(", "))
+}
+
+/// A text as SQL, whatever it has in it and however the server reads a backslash.
+fn text(text: &str) -> String {
+    use std::fmt::Write;
+    let mut sql = String::with_capacity(12 + 2 * text.len());
+    sql.push_str("_utf8mb4 x'");
+    for byte in text.bytes() {
+        let _ = write!(sql, "{byte:02x}");
+    }
+    sql + "'"
+}
+
+fn optional(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "NULL".to_owned(), |value| value.to_string())
+}
+
+fn date(at: SystemTime) -> String {
+    let date = humantime::format_rfc3339_millis(at).to_string();
+    format!("'{}'", date.trim_end_matches('Z').replace('T', " "))
+}
+
+#[async_trait(?Send)]
+impl Backend for Mysql {
+    async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
+        self.acquire(ask).await
+    }
+
+    async fn changed(&mut self) -> Result<()> {
+        if self.place.is_some() {
+            self.wait_in_queue().await;
+            return Ok(());
+        }
+        let Some(look) = self.look.clone() else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(LOOK).await;
+            // What goes wrong here is for the next renewal to find out.
+            if let Some(answer) = self.client.call(&look).await?
+                && !get::<bool>(answer.row()?, "changed")?
+            {
+                continue;
+            }
+            return Ok(());
+        }
+    }
+
+    async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
+        self.place = None;
+        let with = [text(ask.name.as_str()), text(ask.who.owner.as_str())];
+        // With the session, the wake-up lock falls.
+        self.client.call_and_quit(&call("dlock_withdraw", &with)).await.map(drop)
+    }
+
+    async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
+        let sql = call(
+            "dlock_extend",
+            &[
+                text(lease.name.as_str()),
+                text(lease.owner.as_str()),
+                lease.token.to_string(),
+                lease.grant.ttl.as_micros().to_string(),
+                self.session().await?,
+            ],
+        );
+        let Some(answer) = self.client.call(&sql).await? else {
+            return Ok(Renewal::Lost("dlock's tables are gone, or are another version's".to_owned()));
+        };
+        self.watch(lease);
+        answer::renewed(answer.row()?, Grant { from: answer.from, ..lease.grant })
+    }
+
+    async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
+        let run = ending.last_run.as_ref();
+        let success = run.filter(|run| run.succeeded());
+        let keep = ending.hold_until.map_or(0, |until| until.remaining().as_micros());
+        let sql = call(
+            "dlock_end",
+            &[
+                text(lease.name.as_str()),
+                text(lease.owner.as_str()),
+                lease.token.to_string(),
+                keep.to_string(),
+                optional(run.map(|run| text(&run.to_json()))),
+                optional(success.and_then(|run| run.once.as_deref()).map(text)),
+                ending.keep.to_string(),
+                optional(success.and_then(|run| run.ended_at).map(date)),
+                self.session().await?,
+            ],
+        );
+        let answer = self.client.call_and_quit(&sql).await?;
+        answer.map_or(Ok(Released::NotOurs), |answer| answer::released(answer.row()?))
+    }
+
+    async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
+        let with = [text(name.as_str()), text(owner.as_str()), ttl.as_micros().to_string()];
+        let answer = self.client.call_and_quit(&call("dlock_rehold", &with)).await?;
+        answer.map_or(Ok(Reheld::NotOurs), |answer| answer::reheld(answer.row()?))
+    }
+
+    async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
+        let sql = call("dlock_status", &[text(name.as_str()), "NULL".to_owned(), "1".to_owned()]);
+        let states = match self.client.call_and_quit(&sql).await? {
+            Some(answer) => answer::states(answer.rows(0), answer.rows(1))?,
+            None => Vec::new(),
+        };
+        Ok(states.into_iter().next().unwrap_or_else(|| LockState::free(name.clone(), "mysql")))
+    }
+
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
+        let once = match what {
+            Forget::Everything => None,
+            Forget::Once(key) => Some(text(key)),
+        };
+        let sql = call("dlock_forget", &[text(name.as_str()), optional(once)]);
+        let answer = self.client.call_and_quit(&sql).await?;
+        answer.map_or(Ok(Forgotten::Nothing), |answer| answer::forgotten(answer.row()?))
+    }
+
+    async fn list(&mut self, after: Option<String>) -> Result<Page> {
+        let after = optional(after.as_deref().map(text));
+        let sql = call("dlock_status", &["NULL".to_owned(), after, LOCKS_PER_PAGE.to_string()]);
+        let Some(answer) = self.client.call(&sql).await? else { return Ok(Page::default()) };
+        let locks = answer::states(answer.rows(0), answer.rows(1))?;
+        let next = locks.last().filter(|_| locks.len() == LOCKS_PER_PAGE).map(|last| last.name.to_string());
+        if next.is_none() {
+            self.client.quit().await;
+        }
+        Ok(Page { locks, next })
+    }
+
+    async fn examine(&mut self) -> Result<Checkup> {
+        let checkup = doctor::examine(&mut self.client).await;
+        self.client.quit().await;
+        checkup
+    }
+
+    async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
+        let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
+            return Ok(Revoked::NotHeld);
+        };
+        let (reason, now) = match how {
+            Revoke::Safely { reason } => (reason.as_str(), false),
+            Revoke::Now { reason } => (reason.as_str(), true),
+        };
+        let run = text(&LastRun::cut_short(from, reason).to_json());
+        let with = [text(name.as_str()), text(owner), token.to_string(), text(reason), now.to_string(), run];
+        let answer = self.client.call_and_quit(&call("dlock_revoke", &with)).await?;
+        answer.map_or(Ok(Revoked::NotHeld), |answer| answer::revoked(answer.row()?))
+    }
+}
