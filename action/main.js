@@ -1,0 +1,4 @@
+const { spawnSync } = require("child_process");
+const { join } = require("path");
+const ended = spawnSync("sh", [join(__dirname, "acquire.sh")], { stdio: "inherit" });
+process.exitCode = ended.status ?? 1;
