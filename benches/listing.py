@@ -13,13 +13,8 @@ import servers
 from report import Table
 from side_by_side import DLOCK, ENV
 
-KINDS = [
-    (servers.Files, filling.Files),
-    (servers.Redis, filling.Redis),
-    (servers.Etcd, filling.Etcd),
-    (servers.ZooKeeper, filling.ZooKeeper),
-    (servers.Postgres, filling.Postgres),
-]
+# Whatever can be filled; each backend's class there has the name it has among the servers.
+KINDS = [(kind, getattr(filling, kind.__name__)) for kind in servers.ALL if hasattr(filling, kind.__name__)]
 LOCKS = [1_000, 10_000, 100_000]
 FORMATS = [[], ["--json"], ["--format", "prometheus"]]
 

@@ -6,20 +6,10 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+import servers
 from side_by_side import DLOCK, ROOT
 
-PROGRAMS = {
-    "Redis": ["redis-server", "--version"],
-    "etcd": ["etcd", "--version"],
-    "etcdctl": ["etcdctl", "version"],
-    "PostgreSQL": ["psql", "--version"],
-    "flock": ["flock", "--version"],
-    "GNU parallel": ["parallel", "--version"],
-    "valgrind": ["valgrind", "--version"],
-    "Rust": ["rustc", "--version"],
-}
-PACKAGES = {"ZooKeeper": "zookeeper", "setlock (daemontools)": "daemontools"}
-CLIENTS = ["redis", "redlock-py", "kazoo", "psycopg"]
+PROGRAMS = {"valgrind": ["valgrind", "--version"], "Rust": ["rustc", "--version"]}
 
 
 def output(command):
@@ -52,7 +42,11 @@ def facts():
         "dlock": f"{output([DLOCK, '--version'])}, commit {commit()}",
         "size of the binary": f"{Path(DLOCK).stat().st_size / 1e6:.2f} MB",
     }
+    clients = []
+    for kind in servers.ALL:
+        known |= {name: output(command).splitlines()[0] for name, command in kind.programs.items()}
+        known |= {name: output(["dpkg-query", "-Wf", "${Version}", package]) for name, package in kind.packages.items()}
+        clients += [f"{client} {version(client)}" for client in kind.clients]
     known |= {name: output(command).splitlines()[0] for name, command in PROGRAMS.items()}
-    known |= {name: output(["dpkg-query", "-Wf", "${Version}", package]) for name, package in PACKAGES.items()}
-    known["Python clients"] = ", ".join(f"{client} {version(client)}" for client in CLIENTS)
+    known["Python clients"] = ", ".join(clients)
     return known

@@ -34,8 +34,7 @@ class Bench:
 
     @cached_property
     def backends(self):
-        kinds = [servers.Files, *servers.WITH_SERVERS]
-        wanted = [kind for kind in kinds if not self.only or kind.name in self.only]
+        wanted = [kind for kind in servers.ALL if not self.only or kind.name in self.only]
         return [self.files if kind is servers.Files else kind(self.stack) for kind in wanted]
 
 
@@ -51,7 +50,7 @@ SECTIONS = {
     "callgrind": callgrind.measure,
 }
 
-NAMES = [kind.name for kind in [servers.Files, *servers.WITH_SERVERS]]
+NAMES = [kind.name for kind in servers.ALL]
 
 
 def arguments():

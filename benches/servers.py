@@ -19,6 +19,7 @@ from pathlib import Path
 
 import monitor
 import psycopg
+import pymysql
 from report import Aim
 from side_by_side import BIN, ENV, ROOT, Tool, dlock_on, until
 
@@ -49,6 +50,13 @@ class Backend:
     floor = Tool("floor: spawn", (str(BIN / "floor"), "spawn"))
     # What `run -- true` and a hand-over (median, ms) should cost.
     run_aim = hand_over_aim = None
+    # How often `run -- true` is measured: so often that the ratios of two whole measurements, not their times, agree
+    # within about a tenth.
+    rounds = 300
+    # How programs, Debian packages and Python clients that take part tell their versions.
+    programs, packages, clients = {}, {}, []
+    # What `requests` counts.
+    counted = None
 
     def __init__(self, stack):
         self.stack = stack
@@ -78,6 +86,9 @@ class Backend:
 
 class Files(Backend):
     name = "file"
+    rounds = 1000
+    programs = {"flock": ["flock", "--version"], "GNU parallel": ["parallel", "--version"]}
+    packages = {"setlock (daemontools)": "daemontools"}
     run_aim = Aim(1.4, "flock")
     hand_over_aim = Aim(1.5, "flock")
 
@@ -108,6 +119,10 @@ class Files(Backend):
 
 class Redis(Backend):
     name = "redis"
+    rounds = 600
+    programs = {"Redis": ["redis-server", "--version"]}
+    clients = ["redis"]
+    counted = "commands that clients sent, by MONITOR"
     run_aim = Aim(1.9, "floor: Redis + spawn")
     hand_over_aim = Aim(2.5)
 
@@ -134,6 +149,9 @@ class Redis(Backend):
 
 class Redlock(Redis):
     name = "redlock"
+    rounds = 400
+    clients = ["redlock-py"]
+    counted = "the same, of all five nodes together"
     run_aim = Aim(2.0, "dlock on one Redis")
     hand_over_aim = None
 
@@ -156,6 +174,8 @@ class Redlock(Redis):
 
 class Etcd(Backend):
     name = "etcd"
+    programs = {"etcd": ["etcd", "--version"], "etcdctl": ["etcdctl", "version"]}
+    counted = "gRPC messages received"
     run_aim = Aim(0.25, "etcdctl lock")
     hand_over_aim = Aim(1.2, "etcdctl lock")
 
@@ -186,6 +206,9 @@ class Etcd(Backend):
 
 class ZooKeeper(Backend):
     name = "zookeeper"
+    packages = {"ZooKeeper": "zookeeper"}
+    clients = ["kazoo"]
+    counted = "packets received"
     run_aim = Aim(0.08, "kazoo")
     hand_over_aim = Aim(0.6, "kazoo")
 
@@ -224,6 +247,9 @@ class ZooKeeper(Backend):
 
 class Postgres(Backend):
     name = "postgres"
+    programs = {"PostgreSQL": ["psql", "--version"]}
+    clients = ["psycopg"]
+    counted = "statements sent, by pg_stat_statements"
     run_aim = Aim(0.07, "psycopg")
     hand_over_aim = Aim(4.0)
     # More than a thousand waiters, each with a connection of its own; the default of 100 is not enough for 256.
@@ -273,4 +299,58 @@ class Postgres(Backend):
         return int(self.sql("SELECT sum(calls) FROM pg_stat_statements"))
 
 
-WITH_SERVERS = [Redis, Redlock, Etcd, ZooKeeper, Postgres]
+class Mysql(Backend):
+    name = "mysql"
+    programs = {"MariaDB": ["mariadbd", "--version"]}
+    clients = ["PyMySQL"]
+    counted = "statements sent, by Questions"
+    run_aim = Aim(0.1, "PyMySQL")
+    hand_over_aim = Aim(4.0)
+    connections = 2100
+
+    def begin(self):
+        self.port = free_port()
+        self.socket = f"{self.directory}/socket"
+        self.url = f"mysql://root@127.0.0.1:{self.port}/jobs"
+        user = "mysql" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+        shutil.chown(self.directory, user)
+        data = f"{self.directory}/data"
+        install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db"]
+        install.append("--auth-root-authentication-method=normal")
+        subprocess.run(install, user=user, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        self.daemon(
+            *("mariadbd", "--no-defaults", f"--datadir={data}", f"--socket={self.socket}", f"--port={self.port}"),
+            *("--bind-address=127.0.0.1", "--skip-name-resolve", f"--pid-file={self.directory}/pid"),
+            *(f"--max-connections={self.connections}", f"--tmpdir={self.directory}"),
+            user=user,
+        )
+        until(self.is_up)
+        self.sql("CREATE DATABASE jobs")
+        wrapper = (str(PEERS / "mysql_lock.sh"), self.port, "mysql:NAME", TTL)
+        self.peers = [
+            Tool("mysql wrapper", wrapper, every=5, waiting=self.waiting),
+            Tool("PyMySQL", self.python("pymysql_lock.py", self.port), every=10, waiting=self.waiting),
+        ]
+
+    def sql(self, text):
+        with pymysql.connect(unix_socket=self.socket, user="root", autocommit=True) as connection:
+            with connection.cursor() as cursor:
+                cursor.execute(text)
+                row = cursor.fetchone()
+        return row and row[-1]
+
+    def is_up(self):
+        try:
+            return self.sql("SELECT 1") == 1
+        except pymysql.OperationalError:
+            return False
+
+    def waiting(self, lock):
+        return self.sql("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'")
+
+    def requests(self):
+        """Statements that clients sent; what procedures did inside is not counted."""
+        return int(self.sql("SHOW GLOBAL STATUS LIKE 'Questions'"))
+
+
+ALL = [Files, Redis, Redlock, Etcd, ZooKeeper, Postgres, Mysql]

@@ -7,8 +7,6 @@ from report import Table
 from side_by_side import ROOT, Tool, dlock_on, median, milliseconds_of, p99
 
 SPAWN = servers.Backend.floor
-# So many that the ratios of two runs, not their times, agree within about a tenth; see docs/speed.md.
-ROUNDS = {"file": 1000, "redis": 600, "redlock": 400, "etcd": 300, "zookeeper": 300, "postgres": 300}
 
 
 def contestants(backend, stack):
@@ -39,7 +37,7 @@ def rows_of(backend, rounds, stack):
 def measure(bench):
     rows = []
     for backend in bench.backends:
-        rounds = ROUNDS[backend.name] // (10 if bench.quick else 1)
+        rounds = backend.rounds // (10 if bench.quick else 1)
         rows += rows_of(backend, rounds, bench.stack)
     notes = [
         "From the start of the process to its exit, in turns (timer.c); slow tools in every 2nd to 25th round.",
