@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::support::etcd::{Etcd, shared};
-use crate::support::{Bed, Dlock, Ended, Proxy, soon_after, unique, until};
+use crate::support::{Bed, Dlock, Ended, Proxy, in_time, unique, until};
 
 fn run(url: &str) -> Ended {
     Dlock::new().env("DLOCK_BACKEND", url).run(&unique("error")).sh("echo ran").ended()
@@ -123,7 +123,7 @@ fn a_cluster_of_which_most_are_frozen_is_69_and_says_so() {
     }
     let dlock = etcd.dlock().run(&unique("frozen")).args(["--connect-timeout", "2s"]).sh("echo ran");
     assert_eq!(
-        soon_after(2, || dlock.ended()).expect(69).saying("no quorum of 3 members").saying("did not answer").stdout,
+        in_time(|| dlock.ended()).expect(69).saying("no quorum of 3 members").saying("did not answer").stdout,
         ""
     );
 }
@@ -138,7 +138,7 @@ fn a_cluster_without_quorum_is_69() {
         }
     }
     let dlock = || etcd.dlock().run(&unique("quorum")).args(["--connect-timeout", "2s"]).sh("echo ran").ended();
-    assert_eq!(soon_after(2, dlock).expect(69).saying("no quorum of 3 members").stdout, "");
+    assert_eq!(in_time(dlock).expect(69).saying("no quorum of 3 members").stdout, "");
     // The one that is left comes to know that it leads nobody, and says so.
     until("the last member to say that it has no leader", || dlock().expect(69).stderr.contains("no leader"));
 }

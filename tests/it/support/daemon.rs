@@ -1,10 +1,10 @@
 //! Servers that live no longer than the tests.
 
-use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock};
 
@@ -20,12 +20,16 @@ pub struct Daemon {
     log: PathBuf,
 }
 
-/// A port that nobody listens on now, and that nobody else here was given.
+/// Below the ports that the kernel gives to outgoing connections, one of which could take the port of a server that a
+/// test has killed and is about to start again. So is what a node of Redis Cluster adds to its port (10,000).
+const PORTS: std::ops::Range<u16> = 11_000..22_000;
+
+/// A port that nobody listens on now, and that nobody else here was given. Each process of tests begins elsewhere.
 pub fn free_port() -> u16 {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let any = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut given = GIVEN.lock().unwrap();
-    std::iter::repeat_with(any).find(|port| given.insert(*port)).unwrap()
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(997);
+    let next = || PORTS.start + (first.wrapping_add(GIVEN.fetch_add(1, Relaxed)) % PORTS.len() as u32) as u16;
+    std::iter::repeat_with(next).find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap()
 }
 
 impl Daemon {

@@ -103,20 +103,19 @@ impl Default for Abilities {
 /// Waits for evidence. The limit only turns a hang into a failure; no test depends on how fast it comes.
 #[track_caller]
 pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
+    let limit = Instant::now() + Duration::from_secs(180);
     while !seen() {
-        assert!(Instant::now() < limit, "waited a minute in vain for: {what}");
+        assert!(Instant::now() < limit, "waited three minutes in vain for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What came of it, not much later than after so many seconds: a machine may be busy.
+/// What came of something that has a limit of its own, of a few seconds. A busy machine adds to it, but not half a minute.
 #[track_caller]
-pub fn soon_after<T>(seconds: u64, what: impl FnOnce() -> T) -> T {
+pub fn in_time<T>(what: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let outcome = what();
-    let took = begun.elapsed();
-    assert!(took < Duration::from_millis(seconds * 1000 + 1500), "it took {took:?}, not {seconds} s");
+    assert!(begun.elapsed() < Duration::from_secs(30), "it took {:?}", begun.elapsed());
     outcome
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{Bed, Dlock, Log, ZooKeeperBed, ZooKeeperEnsemble, free_port, soon_after, unique, until};
+use crate::support::{Bed, Dlock, Log, ZooKeeperBed, ZooKeeperEnsemble, free_port, in_time, unique, until};
 
 fn at(url: &str) -> Dlock {
     Dlock::new().env("DLOCK_BACKEND", url)
@@ -17,12 +17,12 @@ fn without_a_quorum_it_is_69_within_the_connect_timeout() {
     }
     until("the last server to stop serving", || ensemble.servers[0].role().is_none());
     let dlock = ensemble.dlock().run("quorum").args(["--connect-timeout", "2s"]);
-    soon_after(2, || dlock.sh("echo no").ended()).expect(69).saying("no quorum");
+    in_time(|| dlock.sh("echo no").ended()).expect(69).saying("no quorum");
     // Those that do not even say so.
     let ensemble = ZooKeeperEnsemble::new();
     ensemble.servers.iter().for_each(|server| server.daemon.freeze());
     let dlock = ensemble.dlock().run("quorum").args(["--connect-timeout", "2s"]);
-    soon_after(2, || dlock.sh("echo no").ended()).expect(69).saying("cannot be reached");
+    in_time(|| dlock.sh("echo no").ended()).expect(69).saying("cannot be reached");
 }
 
 #[test]
