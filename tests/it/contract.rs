@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Bed, Dlock, Log, is_alive, lines, living_with, unique, until};
+use crate::support::{Bed, Dlock, Log, await_waiters, is_alive, lines, living_with, status, unique, until};
 use bad_records::*;
 use history::*;
 use holding_together::*;
@@ -76,12 +76,6 @@ macro_rules! on {
             }
         }
     };
-}
-
-fn status(bed: &dyn Bed, name: &str) -> Value {
-    let ended = bed.dlock().args(["status", "--json", name]).ended().expect(0);
-    let all: Value = serde_json::from_str(&ended.stdout).unwrap();
-    all[0].clone()
 }
 
 /// A run that holds the lock until the file it is given appears.
@@ -150,12 +144,6 @@ fn a_waiter_gets_the_lock_when_it_is_released(bed: &dyn Bed) {
     waiter.ended().expect(0).silently();
     assert_eq!(log.runs().len(), 2);
     log.assert_no_overlap();
-}
-
-fn await_waiters(bed: &dyn Bed, name: &str, count: usize) {
-    until(&format!("{count} waiter(s) in `status`"), || {
-        status(bed, name)["waiters"].as_array().unwrap().len() == count
-    });
 }
 
 fn many_contenders_never_overlap(bed: &dyn Bed) {

@@ -200,3 +200,18 @@ fn verbose_tells_and_json_is_json() {
     assert!(events.iter().all(|event| event["name"] == "x" && event["time"].is_string()));
     bed.dlock().run("x").arg("-v").sh("exit 0").ended().expect(0).saying("acquired with token");
 }
+
+#[test]
+fn a_wait_ends_the_deadlock_of_two_locks_that_are_nested_in_different_order() {
+    let (bed, dlock) = (FileBed::new(), assert_cmd::cargo::cargo_bin!("dlock").display().to_string());
+    // Each takes the other's lock when both have their own.
+    let nested = |own: &str, other: &str, inner: &str| {
+        let meet = format!(": > {own}.held; until [ -e {other}.held ]; do sleep 0.01; done");
+        let script = format!("cd {} && {meet}; {dlock} run --name {other} {inner}", bed.dir().display());
+        bed.dlock().run(own).sh(&script).spawn()
+    };
+    let patient = nested("a", "b", "-- echo in");
+    let other = nested("b", "a", "--wait 300ms -- echo no");
+    assert_eq!(other.ended().expect(75).stdout, "");
+    assert_eq!(patient.ended().expect(0).silently().stdout, "in\n");
+}

@@ -45,10 +45,11 @@ fn run(text: &str) -> Option<LastRun> {
     Some(LastRun::vanished(&contender(who.owner.to_string(), details, None).into_holder()))
 }
 
-/// Newest first, each once. Whoever was taken for vanished may have told later how its run ended.
+/// Newest first, each once. Whoever was taken for vanished may have told later how its run ended, and a node of a Redlock
+/// that an operator's order has not reached yet takes a run that was cut short for one that ended by itself.
 pub fn in_order(runs: impl Iterator<Item = LastRun>) -> Vec<LastRun> {
     let mut runs: Vec<LastRun> = runs.collect();
-    runs.sort_by_key(|run| (Reverse(run.fencing_token), run.outcome == Outcome::Vanished));
+    runs.sort_by_key(|run| (Reverse(run.fencing_token), run.outcome == Outcome::Vanished, run.reason.is_none()));
     runs.dedup_by(|later, first| {
         later.owner.is_some() && later.owner == first.owner && later.fencing_token == first.fencing_token
     });
@@ -174,4 +175,22 @@ async fn inspect_all(redis: &mut Redis, names: &BTreeSet<LockName>) -> Result<Ve
 /// As it must be written in a pattern to stand for itself.
 fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| "*?[]^-\\".contains(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Holder, Token};
+
+    #[test]
+    fn a_run_that_was_cut_short_is_not_one_that_ended_by_itself() {
+        let holder = Holder { owner: Some("a".into()), fencing_token: Some(Token(7)), ..Holder::default() };
+        let [vanished, ended, cut_short] = [
+            LastRun::vanished(&holder),
+            LastRun::of_holder(&holder, Outcome::Exited),
+            LastRun::cut_short(&holder, "disk full"),
+        ];
+        assert_eq!(in_order([vanished.clone(), ended.clone(), cut_short.clone()].into_iter()), [cut_short]);
+        assert_eq!(in_order([vanished, ended.clone()].into_iter()), [ended]);
+    }
 }

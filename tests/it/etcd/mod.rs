@@ -5,6 +5,7 @@ mod doctor;
 mod errors;
 mod faults;
 mod interop;
+mod queue;
 mod records;
 mod tokens;
 

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::{await_waiters, status};
-use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, Sentinel, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, Sentinel, await_waiters, status, until};
 
 const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
 

@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 
-use super::{await_waiters, python, status};
-use crate::support::{Bed, Log, Redis};
+use super::python;
+use crate::support::{Bed, Log, Redis, await_waiters, status};
 
 /// redis-py, holding the lock until it is told to let go, or saying that it could not get it.
 const REDIS_PY: &str = "

@@ -5,9 +5,8 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::status;
 use crate::support::redis::cli;
-use crate::support::{Bed, Dlock, Log, Proxy, Redis, Sentinel, free_port, in_time, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Sentinel, await_waiters, free_port, in_time, status, until};
 
 fn at(url: impl AsRef<str>) -> Dlock {
     Dlock::new().env("DLOCK_BACKEND", url.as_ref()).run("job")
@@ -114,7 +113,7 @@ fn nobody_who_waits_or_holds_blocks_its_connection() {
     let _holder = at(server.url()).args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
     let _waiter = at(server.url()).args(log.witness(&["for=20"])).spawn();
-    super::await_waiters(&server, "job", 1);
+    await_waiters(&server, "job", 1);
     let clients = || server.does(&["CLIENT", "LIST", "TYPE", "normal"]);
     let watching = |client: &&str| client.contains("flags=t");
     until("both to watch", || clients().lines().filter(watching).count() == 2);
@@ -127,7 +126,7 @@ fn a_server_that_cannot_push_works_all_the_same() {
     let holder = at(server.url()).args(["--ttl", "3s"]).args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
     let waiter = at(server.url()).args(log.witness(&["for=20"])).spawn();
-    super::await_waiters(&server, "job", 1);
+    await_waiters(&server, "job", 1);
     server.does(&["DEL", "dlock:job"]);
     holder.ended().expect(79);
     waiter.ended().expect(0).silently();
@@ -273,7 +272,7 @@ fn a_failover_to_a_replica_without_the_lock_lets_nobody_in_beside_its_holder() {
     let holder = at(through).args(["--ttl", "9s"]).args(log.witness(&["ignore-term", "daemons=2"])).spawn();
     log.await_runs(1, 3);
     let waiter = at(sentinel.url()).args(["--ttl", "3s"]).args(log.witness(&["for=50"])).spawn();
-    super::await_waiters(&master, "job", 1);
+    await_waiters(&master, "job", 1);
     let ends = || master.does(&["PEXPIRETIME", "dlock:job"]).parse::<i64>().unwrap();
     let before = ends();
     until("a renewal", || ends() > before);

@@ -1,7 +1,6 @@
 //! The queue under load: who is woken, and what that costs the server.
 
-use super::await_waiters;
-use crate::support::{Bed, Log, Redis};
+use crate::support::{Bed, Log, Redis, await_waiters, cost_of_a_hand_over};
 
 pub fn calls(server: &Redis, command: &str) -> u64 {
     let stats = server.does(&["INFO", "commandstats"]);
@@ -9,33 +8,14 @@ pub fn calls(server: &Redis, command: &str) -> u64 {
     line.and_then(|line| line.split(['=', ',']).nth(1)).map_or(0, |calls| calls.parse().unwrap())
 }
 
-/// How many keys the server sets in one hand-over, with so many in the queue. Whoever is woken has a note
-/// set for it; signs of life, of which there are more the longer it takes, set none.
-fn cost_of_a_hand_over(waiters: usize) -> u64 {
-    let (server, log) = (Redis::new(), Log::new());
-    let mut holder = server.dlock().run("job").args(log.witness(&[])).spawn();
-    log.await_runs(1, 1);
-    let mut queue: std::collections::VecDeque<_> = (0..waiters)
-        .map(|n| {
-            let waiter = server.dlock().run("job").args(log.witness(&[])).spawn();
-            await_waiters(&server, "job", n + 1);
-            waiter
-        })
-        .collect();
-    let mut fewest = u64::MAX;
-    for n in 0..4 {
-        let before = calls(&server, "set");
-        holder.signal(nix::sys::signal::Signal::SIGTERM);
-        log.await_runs(n + 2, 1);
-        fewest = fewest.min(calls(&server, "set") - before);
-        holder = queue.pop_front().unwrap();
-    }
-    fewest
-}
-
+/// Whoever is woken has a note set for it. Signs of life, of which there are more the longer it takes, set none.
 #[test]
 fn a_hand_over_wakes_one_waiter_not_all() {
-    let (few, many) = (cost_of_a_hand_over(6), cost_of_a_hand_over(24));
+    let cost = |waiters| {
+        let server = Redis::new();
+        cost_of_a_hand_over(&server, waiters, || calls(&server, "set"))
+    };
+    let (few, many) = (cost(6), cost(24));
     assert!((1..=few).contains(&many), "{few} with 6 waiters, {many} with 24");
 }
 

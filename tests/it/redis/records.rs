@@ -18,7 +18,7 @@ fn refused(dlock: Dlock, saying: &str) {
 
 #[track_caller]
 fn still_held(bed: &dyn Bed, log: &Log) {
-    assert_eq!(super::status(bed, "x")["state"], "held");
+    assert_eq!(crate::support::status(bed, "x")["state"], "held");
     bed.dlock().run("x").args(["-n", "-q"]).sh("echo no").ended().expect(75);
     log.await_beat();
 }

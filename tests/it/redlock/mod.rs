@@ -10,8 +10,7 @@ use nix::sys::signal::Signal;
 use crate::redis::interop::Foreign;
 use crate::redis::kinds::{certificates, tls_server};
 use crate::redis::queue::calls;
-use crate::redis::{await_waiters, status};
-use crate::support::{Bed, Dlock, Log, Proxy, Redis, Redlock, Running, until};
+use crate::support::{Bed, Dlock, Log, Proxy, Redis, Redlock, Running, await_waiters, status, until};
 
 const STUBBORN: [&str; 2] = ["ignore-term", "daemons=2"];
 

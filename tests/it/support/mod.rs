@@ -21,6 +21,8 @@ pub mod zookeeper;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 pub use clock::Clock;
 pub use daemon::{Daemon, free_port};
 pub use dlock::{Dlock, Ended, Running};
@@ -84,6 +86,42 @@ pub trait Bed {
     fn dlock(&self) -> Dlock {
         Dlock::new().env("DLOCK_BACKEND", self.url()).env("DLOCK_CONNECT_TIMEOUT", "30s")
     }
+}
+
+/// A lock as `dlock status` shows it.
+#[track_caller]
+pub fn status(bed: &dyn Bed, name: &str) -> Value {
+    let json = bed.dlock().args(["status", "--json", name]).ended().expect(0).stdout;
+    serde_json::from_str::<Value>(&json).unwrap()[0].clone()
+}
+
+#[track_caller]
+pub fn await_waiters(bed: &dyn Bed, name: &str, count: usize) {
+    until(&format!("{count} waiter(s)"), || status(bed, name)["waiters"].as_array().unwrap().len() == count);
+}
+
+/// By how much a figure of the server grows in one hand-over with so many in the queue: of several hand-overs the least,
+/// since a busy machine adds to it.
+pub fn cost_of_a_hand_over(bed: &dyn Bed, waiters: usize, figure: impl Fn() -> u64) -> u64 {
+    const HAND_OVERS: usize = 4;
+    let (name, log) = (unique("hand-over"), Log::new());
+    let start = || bed.dlock().run(&name).args(log.witness(&[])).spawn();
+    let mut holder = start();
+    log.await_runs(1, 1);
+    let mut queue = std::collections::VecDeque::new();
+    for n in 1..=waiters {
+        queue.push_back(start());
+        await_waiters(bed, &name, n);
+    }
+    let mut least = u64::MAX;
+    for n in 0..HAND_OVERS {
+        let before = figure();
+        holder.signal(nix::sys::signal::Signal::SIGTERM);
+        log.await_runs(n + 2, 1);
+        least = least.min(figure() - before);
+        holder = queue.pop_front().unwrap();
+    }
+    least
 }
 
 /// What a backend promises beyond exclusion.

@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// One of the figures by which a server describes itself.
-    fn figure(&self, key: &str) -> Option<String> {
+    pub fn figure(&self, key: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         // A server that is about to start may take a question and never answer.
         stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();

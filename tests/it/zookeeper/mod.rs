@@ -5,4 +5,5 @@ mod doctor;
 mod errors;
 mod faults;
 mod interop;
+mod queue;
 mod records;
