@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Sourced by tests/run and benches/run: brings what is missing, servers and tools from Debian packages, and foreign
 # clients in a Python environment of our own.
 
