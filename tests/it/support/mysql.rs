@@ -1,5 +1,6 @@
 //! MariaDB servers: one that many tests share, and whole ones, pairs and clusters for those that break theirs.
 
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -295,6 +296,18 @@ fn new_data() -> TempDir {
     let template = TEMPLATE.get_or_init(|| {
         let dir = directory();
         let data = format!("--datadir={}", dir.path().join("data").display());
+        if let Some(mysqld) = mysqld() {
+            // A new MySQL knows nobody who comes over TCP, and its databases are more than directories.
+            let begin = dir.path().join("begin.sql");
+            let sql = "CREATE DATABASE jobs;\nCREATE USER root@'127.0.0.1';\n\
+                       GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n";
+            std::fs::write(&begin, sql).unwrap();
+            let mut install = as_account(Command::new(mysqld));
+            install.args(["--no-defaults", "--initialize-insecure", &data]);
+            let made = install.arg(format!("--init-file={}", begin.display())).output().unwrap();
+            assert!(made.status.success(), "{made:?}");
+            return dir;
+        }
         let mut install = as_account(Command::new("mariadb-install-db"));
         install.args(["--no-defaults", &data, "--auth-root-authentication-method=normal", "--skip-test-db"]);
         let made =
@@ -323,12 +336,21 @@ fn launch(dir: &Path, port: u16, settings: &[String], clock: Option<&Clock>) -> 
     Daemon::spawn(server, &dir.join("log"))
 }
 
+/// The program of a MySQL that plays MariaDB's part wherever a server is alone.
+fn mysqld() -> Option<OsString> {
+    std::env::var_os("DLOCK_MYSQLD")
+}
+
 fn server(dir: &Path, port: u16, settings: &[String]) -> Command {
-    let mut server = as_account(Command::new("mariadbd"));
+    let mut server = as_account(Command::new(mysqld().unwrap_or_else(|| "mariadbd".into())));
     let path = |key: &str, name: &str| format!("--{key}={}", dir.join(name).display());
     server.args(["--no-defaults", &format!("--port={port}"), "--bind-address=127.0.0.1", "--skip-name-resolve"]);
     server.args([path("datadir", "data"), path("socket", "socket"), path("pid-file", "pid"), path("tmpdir", "")]);
-    server.args(["--innodb-log-file-size=4M", "--innodb-buffer-pool-size=16M", "--innodb-flush-method=fsync"]);
+    server.args(["--innodb-buffer-pool-size=16M", "--innodb-flush-method=fsync"]);
+    match mysqld() {
+        Some(_) => server.args(["--innodb-redo-log-capacity=8M", "--mysqlx=OFF"]),
+        None => server.arg("--innodb-log-file-size=4M"),
+    };
     server.args(settings);
     server
 }
