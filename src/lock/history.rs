@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Holder, Token, rfc3339};
+use super::{Holder, OwnerId, Token, rfc3339};
 use crate::clock;
 
 /// One run under a lock.
@@ -222,6 +222,13 @@ impl History {
     pub fn has_ending(&self, run: &LastRun) -> bool {
         let json = run.to_json();
         self.runs.iter().any(|one| one.to_json() == json)
+    }
+
+    /// Why an operator ended the last run of this owner, if that is on record: in one line, as operators write it.
+    pub fn taken_from(&self, owner: &OwnerId) -> Option<String> {
+        let run = self.runs.iter().find(|run| run.owner.as_deref() == Some(owner.as_str()))?;
+        let (by, at) = (run.revoked_by.clone(), run.revoked_at);
+        run.reason.clone().map(|reason| Revocation { reason, by, at }.to_string())
     }
 
     /// `None` if there was no run.

@@ -14,9 +14,8 @@ use anyhow::Result;
 use etcd_client::{Compare, CompareOp, PutOptions, TxnOp};
 
 use super::queue::Entry;
-use crate::backend::DEFAULT_HISTORY;
 use crate::exit::Fault;
-use crate::lock::{Holder, LastRun, LockName, OwnerId, Runs, Token};
+use crate::lock::{LastRun, LockName, OwnerId, Runs, Token};
 
 pub struct Keys {
     contenders: String,
@@ -105,20 +104,6 @@ impl Keys {
         let once = run.once.as_deref().filter(|_| run.succeeded());
         changes.extend(once.map(|once| TxnOp::put(self.once(name, once), run.fencing_token.to_string(), None)));
         changes
-    }
-
-    /// Adds a run that an operator cuts short. What is only held on to after a run takes nothing away from how that ended.
-    pub fn put_cut_short(
-        &self,
-        name: &LockName,
-        holder: &Entry,
-        runs: &Runs<i64>,
-        seen: &Holder,
-        reason: &str,
-    ) -> Vec<TxnOp> {
-        let run = LastRun::cut_short(seen, reason);
-        let is_recorded = holder.is_left_behind() && runs.history.has(&run);
-        if is_recorded { Vec::new() } else { self.put_run(name, runs, &run, DEFAULT_HISTORY) }
     }
 }
 

@@ -28,8 +28,8 @@ pub use self::keys::lease_id;
 use self::queue::{Details, Entry, Reads, View};
 use self::recipe::{Granted, Place};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
-    Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Listing, Page,
+    Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
@@ -307,6 +307,10 @@ impl Backend for Etcd {
             let View { queue, runs, .. } = self.view_of(name).await?;
             let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
             let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
+            let cut_short = |reason: &str| {
+                let run = runs.cut_short(from, reason);
+                run.map(|run| self.keys.put_run(name, &runs, &run, DEFAULT_HISTORY)).unwrap_or_default()
+            };
             let (then, done) = match how {
                 Revoke::Safely { .. } if holder.record.is_none() => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
@@ -315,7 +319,7 @@ impl Backend for Etcd {
                     let mut then = vec![self.keys.put_mark(name, holder, reason)];
                     // After `dlock acquire` there is no dlock that could say later how it ended.
                     if holder.is_left_behind() {
-                        then.extend(self.keys.put_cut_short(name, holder, &runs, from, reason));
+                        then.extend(cut_short(reason));
                     }
                     (then, Revoked::Marked)
                 }
@@ -325,7 +329,7 @@ impl Backend for Etcd {
                     if holder.record.is_some() && holder.lease != 0 {
                         then.push(self.keys.put_mark(name, holder, reason));
                     }
-                    then.extend(self.keys.put_cut_short(name, holder, &runs, from, reason));
+                    then.extend(cut_short(reason));
                     (then, Revoked::Freed)
                 }
             };
