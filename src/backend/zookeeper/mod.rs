@@ -34,7 +34,7 @@ use super::{
 };
 use crate::clock::Instant;
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders, runs};
 
 pub struct ZooKeeper {
     pub ensemble: Ensemble,
@@ -185,8 +185,23 @@ impl Backend for ZooKeeper {
         }
     }
 
+    /// Notes that a run began, and since when we hold the lock; watches our place from now on. Nothing happens if the lock
+    /// was released before this arrives.
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {
-        self.note(lease).await
+        let Some(place) = &mut self.place else { return Ok(()) };
+        // It may be applied without an answer.
+        place.noted = true;
+        let (path, note_path) = (place.path.clone(), self.paths.note(&lease.name, &place.node));
+        // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
+        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.version);
+        let note = runs::note(&place.record.who, lease.token, place.record.details.acquired_at()).to_json();
+        let note = self.create(&note_path, note.as_bytes(), Kind::Persistent);
+        let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
+        self.commit(parts, &lease.name, "cannot note the run").await?;
+        let ours = self.watch_place(&path).await?;
+        // Whatever we were notified of until now is our own doing, or has been read just now.
+        self.ensemble.set_notified(!matches!(ours, Some((None, _))));
+        Ok(())
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {

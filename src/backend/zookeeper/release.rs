@@ -16,7 +16,7 @@ use super::status::View;
 use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, Stat, found, refusal};
 use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
 use crate::clock::{self, Instant};
-use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages, runs};
+use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages};
 
 impl ZooKeeper {
     pub(super) async fn extend(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -45,29 +45,10 @@ impl ZooKeeper {
     }
 
     /// Watches our place, and reads why an operator asks for it; `None` if it is gone.
-    async fn watch_place(&mut self, path: &str) -> Result<Option<(Option<String>, Stat)>> {
+    pub(super) async fn watch_place(&mut self, path: &str) -> Result<Option<(Option<String>, Stat)>> {
         let ours = self.ensemble.call_one(Request::get_data(path).watched()).await?;
         let ours = found(&ours, wire::read_data, "cannot watch our place")?;
         Ok(ours.map(|(data, stat)| (Record::read(&data).and_then(|record| record.details.revoked), stat)))
-    }
-
-    /// Notes that a run began, and since when we hold the lock; watches our place from now on. Nothing happens if the lock
-    /// was released before this arrives.
-    pub(super) async fn note(&mut self, lease: &Lease) -> Result<()> {
-        let Some(place) = &mut self.place else { return Ok(()) };
-        // It may be applied without an answer.
-        place.noted = true;
-        let (path, note_path) = (place.path.clone(), self.paths.note(&lease.name, &place.node));
-        // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
-        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.version);
-        let note = runs::note(&place.record.who, lease.token, place.record.details.acquired_at()).to_json();
-        let note = self.create(&note_path, note.as_bytes(), Kind::Persistent);
-        let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
-        self.commit(parts, &lease.name, "cannot note the run").await?;
-        let ours = self.watch_place(&path).await?;
-        // Whatever we were notified of until now is our own doing, or has been read just now.
-        self.ensemble.set_notified(!matches!(ours, Some((None, _))));
-        Ok(())
     }
 
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
