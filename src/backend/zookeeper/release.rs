@@ -32,9 +32,10 @@ impl ZooKeeper {
         }
         match ours {
             None => {
-                let history = self.view_of(&lease.name).await?.runs.history;
-                let lost = || Renewal::Lost(messages::deleted(&path));
-                Ok(history.taken_from(&lease.owner).map_or_else(lost, Renewal::ForceReleased))
+                // That it is lost is certain, even if nobody tells us why.
+                let view = self.view_of(&lease.name).await.ok();
+                let taken = view.and_then(|view| view.runs.history.taken_from(&lease.owner));
+                Ok(taken.map_or_else(|| Renewal::Lost(messages::deleted(&path)), Renewal::ForceReleased))
             }
             Some((_, stat)) if stat.czxid != czxid => Ok(Renewal::Lost(format!("{path} is another one now"))),
             Some((revoked, _)) => {
