@@ -284,6 +284,19 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_finds_why_its_lock_was_taken_away_as_the_operator_wrote_it() {
+        let (ours, others): (OwnerId, OwnerId) = ("h.1.x".parse().unwrap(), "h.2.x".parse().unwrap());
+        let holder = Holder { owner: Some(ours.to_string()), ..Holder::default() };
+        let reason = "disk full (ann@ops, 2026-11-18T03:00:00Z)";
+        let mut history = History::default();
+        history.add(LastRun::cut_short(&holder, reason), 20);
+        history.add(run(7, 0), 20);
+        let history = History::from_json(&history.to_json().unwrap());
+        assert_eq!(history.taken_from(&ours).as_deref(), Some(reason));
+        assert_eq!(history.taken_from(&others), None);
+    }
+
+    #[test]
     fn a_revocation_is_one_line_for_everybody() {
         let at = humantime::parse_rfc3339("2026-11-18T03:00:00Z").unwrap();
         for reason in ["disk full", "", "a (b, c)", "no (2026-11-18T03:00:00Z)"] {

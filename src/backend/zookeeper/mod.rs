@@ -86,9 +86,9 @@ impl ZooKeeper {
 
     /// Makes a node and whatever is missing above it, but not above the chroot.
     async fn make(&mut self, path: &str, kind: Kind) -> Result<()> {
-        let parents =
-            path[self.paths.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.paths.chroot.len());
-        let parents = parents.map(|end| self.create(&path[..end], b"", Kind::Persistent));
+        let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+        let parents = above.filter(|parent| parent.len() > self.paths.chroot.len());
+        let parents = parents.map(|parent| self.create(parent, b"", Kind::Persistent));
         let requests: Vec<_> = parents.chain([self.create(path, b"", kind)]).collect();
         let answers = self.ensemble.call(&requests).await?;
         let refused = |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NODE_EXISTS);
@@ -193,7 +193,7 @@ impl Backend for ZooKeeper {
         place.noted = true;
         let (path, note_path) = (place.path.clone(), self.paths.note(&lease.name, &place.node));
         // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
-        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.version);
+        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.stat.version);
         let note = runs::note(&place.record.who, lease.token, place.record.details.acquired_at()).to_json();
         let note = self.create(&note_path, note.as_bytes(), Kind::Persistent);
         let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];

@@ -28,11 +28,8 @@ const SOON: Duration = Duration::from_millis(250);
 pub struct Place {
     pub path: String,
     pub(super) node: String,
-    /// Whose ephemeral node it is.
-    session: i64,
-    pub(super) czxid: i64,
-    /// Of its data when we made or found it.
-    pub(super) version: i32,
+    /// As it was when we made or found it.
+    pub(super) stat: Stat,
     pub(super) record: Record<Details>,
     /// The run under it is on record, or may be.
     pub(super) noted: bool,
@@ -40,7 +37,7 @@ pub struct Place {
 
 impl Place {
     pub(super) fn token(&self) -> Token {
-        self.record.details.slot.map_or_else(|| token(self.czxid), |slot| slot.token)
+        self.record.details.slot.map_or_else(|| token(self.stat.czxid), |slot| slot.token)
     }
 }
 
@@ -105,7 +102,7 @@ impl ZooKeeper {
     async fn keep_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<View>> {
         let place = self.place()?;
         let (path, session) = (place.path.clone(), self.ensemble.session()?);
-        if place.session != session.id {
+        if place.stat.ephemeral_owner != session.id {
             self.place = None;
             return Ok(None);
         }
@@ -165,8 +162,7 @@ impl ZooKeeper {
             && let Some((node, path)) = node
         {
             self.clock = Some((server_date(stat.ctime), clock::now()));
-            let Stat { czxid, version, .. } = stat;
-            self.place = Some(Place { path, node, session, czxid, version, record, noted: false });
+            self.place = Some(Place { path, node, stat, record, noted: false });
             if is_new {
                 self.ensemble.prove();
             }
@@ -233,7 +229,7 @@ impl ZooKeeper {
 
     /// Why our token must not be handed out, if transaction numbers went back.
     fn stale_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<Option<anyhow::Error>> {
-        let (own, next) = (token(self.place()?.czxid), token(self.ensemble.session()?.seen + 1));
+        let (own, next) = (token(self.place()?.stat.czxid), token(self.ensemble.session()?.seen + 1));
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
         let meta = self.paths.history(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
@@ -255,7 +251,7 @@ impl ZooKeeper {
         if place.record.details.slot != slot {
             // The next waiter for a slot waits for this. If it is refused, an operator has changed our node.
             place.record.details.slot = slot;
-            let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
+            let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.stat.version);
             let _refused = self.ensemble.call_one(say).await?;
         }
         self.read_notes(&ask.name, &mut view).await?;

@@ -23,7 +23,7 @@ impl ZooKeeper {
         let ttl = self.ensemble.session()?.ttl;
         self.ensemble.attach(ttl).await?;
         let place = self.place()?;
-        let (path, czxid) = (place.path.clone(), place.czxid);
+        let (path, czxid) = (place.path.clone(), place.stat.czxid);
         let slot = place.record.details.slot.map(|slot| self.paths.slot(&lease.name, slot.number));
         let held = std::iter::once(path.clone()).chain(slot).map(|path| Request::check(&path)).collect();
         let mut ours = None;
