@@ -73,6 +73,16 @@ impl Ask {
         Lease { name, owner, token, slot, grant, descriptors: Vec::new() }
     }
 
+    /// Whether whoever asked has no more business in a queue that it stands in.
+    fn is_over(&self, attempt: &Result<Attempt>) -> bool {
+        match attempt {
+            Ok(Attempt::Granted(_)) => false,
+            Ok(Attempt::Busy(_)) => !self.queue,
+            Ok(Attempt::OtherSlots(_) | Attempt::AlreadyRan) => true,
+            Err(error) => matches!(Fault::of(error), Fault::NotOurs | Fault::StaleToken),
+        }
+    }
+
     /// What comes of it if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
         let theirs = other.mode;

@@ -34,6 +34,12 @@ impl<V> Runs<V> {
         add(self.history, self.vanished.into_iter().map(|(_, run)| run), usize::MAX)
     }
 
+    /// The run of a holder that an operator cuts short now, unless it is on record already: what is only held on to after a
+    /// run takes nothing away from how that ended.
+    pub fn cut_short(&self, holder: &Holder, reason: &str) -> Option<LastRun> {
+        Some(LastRun::cut_short(holder, reason)).filter(|run| !self.history.has(run))
+    }
+
     /// The history with one more run, after those that vanished before it, and the keys of their notes.
     pub fn with(&self, run: &LastRun, keep: usize) -> (String, Vec<String>) {
         let moved = &self.vanished[..self.vanished.len().min(MOST_MOVED)];

@@ -46,40 +46,28 @@ struct Connection {
     watch: Option<WatchStream>,
 }
 
+/// A key to watch, and for which of its changes.
+pub type WatchedKey = (Vec<u8>, WatchOptions);
+
+pub fn change_of(key: impl Into<Vec<u8>>) -> WatchedKey {
+    (key.into(), WatchOptions::new())
+}
+
+pub fn end_of(key: impl Into<Vec<u8>>) -> WatchedKey {
+    (key.into(), WatchOptions::new().with_filters([WatchFilterType::NoPut]))
+}
+
 /// What to watch, and from which revision on. Survives the streams it is watched on.
 #[derive(Default)]
 pub struct Watch {
-    pub keys: Vec<(Vec<u8>, WatchOptions)>,
-    from: i64,
+    pub keys: Vec<WatchedKey>,
+    pub from: i64,
 }
 
 impl Watch {
-    /// All that happened up to this revision is known.
-    pub fn after(seen: i64) -> Watch {
-        Watch { keys: Vec::new(), from: seen + 1 }
-    }
-
-    pub fn end_of(self, key: impl Into<Vec<u8>>) -> Watch {
-        self.add(key, WatchOptions::new().with_filters([WatchFilterType::NoPut]))
-    }
-
-    /// Any of the keys with this prefix ends.
-    pub fn end_of_any(self, prefix: impl Into<Vec<u8>>) -> Watch {
-        self.add(prefix, WatchOptions::new().with_filters([WatchFilterType::NoPut]).with_prefix())
-    }
-
-    pub fn change_of(self, key: impl Into<Vec<u8>>) -> Watch {
-        self.add(key, WatchOptions::new())
-    }
-
-    fn add(mut self, key: impl Into<Vec<u8>>, options: WatchOptions) -> Watch {
-        self.keys.push((key.into(), options));
-        self
-    }
-
     async fn open(&self, mut client: Client) -> Result<WatchStream, Error> {
-        let mut keys =
-            self.keys.iter().map(|(key, options)| (&key[..], options.clone().with_start_revision(self.from)));
+        let from_here = |(key, options): &WatchedKey| (key.clone(), options.clone().with_start_revision(self.from));
+        let mut keys = self.keys.iter().map(from_here);
         let (key, options) = keys.next().ok_or_else(|| Error::WatchError("nothing to watch".to_owned()))?;
         let mut stream = client.watch(key, Some(options)).await?;
         for (key, options) in keys {
@@ -91,15 +79,16 @@ impl Watch {
 
 /// A lease that the server says it has set or extended.
 pub struct Extended {
+    pub lease: i64,
     grant: Grant,
     /// The leader's raft term; `None` for what a majority agreed on, as it does on a new lease.
     raft_term: Option<u64>,
 }
 
 impl Extended {
-    fn new(from: Instant, ttl: i64, raft_term: Option<u64>) -> Extended {
+    fn new(lease: i64, from: Instant, ttl: i64, raft_term: Option<u64>) -> Extended {
         let ttl = Duration::from_secs(ttl.unsigned_abs());
-        Extended { grant: Grant { from, ttl, slack: Duration::ZERO }, raft_term }
+        Extended { lease, grant: Grant { from, ttl, slack: Duration::ZERO }, raft_term }
     }
 
     /// The lease, if a later linearizable read shows that the same leader was in office all the time: a deposed one
@@ -233,11 +222,14 @@ impl Members {
         }
     }
 
+    /// With an id of 0 the server chooses one, and another one if the answer is lost.
     pub async fn grant_lease(&mut self, lease: i64, ttl: Duration) -> Result<Extended> {
         let granted = self.call(async |mut client| {
             let from = clock::now();
-            let answer = client.lease_grant(seconds(ttl), Some(LeaseGrantOptions::new().with_id(lease))).await?;
-            Ok(Extended::new(from, answer.ttl(), None))
+            // etcd counts in seconds.
+            let seconds = i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
+            let answer = client.lease_grant(seconds, Some(LeaseGrantOptions::new().with_id(lease))).await?;
+            Ok(Extended::new(answer.id(), from, answer.ttl(), None))
         });
         match granted.await {
             // An earlier request of ours was applied at an unknown time, but not answered.
@@ -246,11 +238,6 @@ impl Members {
             }
             granted => granted,
         }
-    }
-
-    /// A lease whose id the server chooses: for one that is granted anew if the answer is lost.
-    pub async fn grant_any_lease(&mut self, ttl: Duration) -> Result<i64> {
-        self.call(async |mut client| Ok(client.lease_grant(seconds(ttl), None).await?.id())).await
     }
 
     /// Extends a lease; `None` if there is no such lease.
@@ -266,13 +253,20 @@ impl Members {
             match answers.message().await? {
                 Some(answer) if answer.ttl() > 0 => {
                     let raft_term = answer.header().map_or(0, ResponseHeader::raft_term);
-                    Ok(Some(Extended::new(from, answer.ttl(), Some(raft_term))))
+                    Ok(Some(Extended::new(lease, from, answer.ttl(), Some(raft_term))))
                 }
                 Some(_) => Ok(None),
                 None => Err(Error::LeaseKeepAliveError("the stream ended without an answer".to_owned())),
             }
         });
         extended.await
+    }
+
+    /// How much longer a lease lasts, and for how long it was granted; nothing if there is no such lease.
+    pub async fn rest_of_lease(&mut self, lease: i64) -> Result<(Option<Duration>, Option<Duration>)> {
+        let rest = self.call(async |mut client| client.lease_time_to_live(lease, None).await).await?;
+        let seconds = |n: i64| u64::try_from(n).ok().map(Duration::from_secs);
+        Ok((seconds(rest.ttl()), seconds(rest.granted_ttl())))
     }
 
     /// Ends a lease, and deletes all keys that are attached to it.
@@ -318,11 +312,6 @@ impl Members {
         let patience = if self.connected { self.patience.attempt } else { self.patience.connect };
         patience - patience / 20
     }
-}
-
-/// etcd counts in seconds.
-fn seconds(ttl: Duration) -> i64 {
-    i64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
 fn tls_options(address: &Address) -> Result<TlsOptions> {

@@ -21,13 +21,7 @@ pub async fn examine(cluster: &mut Members) -> Result<Checkup> {
         client.status().await.map(|status| (status, began.elapsed()))
     };
     let members = cluster.ask_each(ask).await;
-    let mut findings: Vec<_> = members
-        .iter()
-        .map(|(endpoint, account)| match account {
-            Ok(account) => version(endpoint, account),
-            Err(error) => absent(error),
-        })
-        .collect();
+    let mut findings: Vec<_> = members.iter().map(|(endpoint, account)| member(endpoint, account)).collect();
     let leader = leader(&members);
     let led = leader.verdict == Verdict::Fine;
     findings.push(leader);
@@ -36,18 +30,14 @@ pub async fn examine(cluster: &mut Members) -> Result<Checkup> {
         findings.extend(list.ok().and_then(|list| unnamed_members(members.len(), list.members().len())));
         let ask = async |mut client: Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
         findings.extend(cluster.call(ask).await.ok().map(|answer| alarms(answer.alarms())));
-        findings.push(tokens());
+        // Nothing that a running cluster shows tells whether somebody will restore a snapshot.
+        findings.push(Finding::fine(
+            "etcd-tokens",
+            "fencing tokens are etcd's revisions, which only the restore of a snapshot takes back: restore with etcdutl \
+             snapshot restore --bump-revision",
+        ));
     }
     Ok(Checkup { findings, clock_offset_us: None })
-}
-
-/// Nothing that a running cluster shows tells whether somebody will restore a snapshot.
-fn tokens() -> Finding {
-    Finding::fine(
-        "etcd-tokens",
-        "fencing tokens are etcd's revisions, which only the restore of a snapshot takes back: restore with etcdutl \
-         snapshot restore --bump-revision",
-    )
 }
 
 fn unnamed_members(named: usize, all: usize) -> Option<Finding> {
@@ -95,30 +85,30 @@ fn leader(members: &[(String, Result<Account>)]) -> Finding {
     )
 }
 
-fn absent(error: &anyhow::Error) -> Finding {
-    Finding::weak(
-        "etcd-members",
-        error.root_cause().to_string(),
-        "each member that is missing brings the cluster nearer to the point where no lease can be renewed",
-        "repair it, or take it out of the URL and of the cluster",
-    )
-}
-
-fn version(endpoint: &str, (status, took): &Account) -> Finding {
+fn member(endpoint: &str, account: &Result<Account>) -> Finding {
     const CHECK: &str = "etcd-version";
+    let (status, took) = match account {
+        Ok(account) => account,
+        Err(error) => {
+            return Finding::weak(
+                "etcd-members",
+                error.root_cause().to_string(),
+                "each member that is missing brings the cluster nearer to the point where no lease can be renewed",
+                "repair it, or take it out of the URL and of the cluster",
+            );
+        }
+    };
     let what = format!("{endpoint} is etcd {}, and answers in {:.2} ms", status.version(), took.as_secs_f64() * 1e3);
     match flaw(status.version()) {
         None => Finding::fine(CHECK, what),
-        Some((why, advice)) => Finding::weak(CHECK, what, why, advice),
+        Some(why) => Finding::weak(CHECK, what, why, "upgrade to 3.4.38, 3.5.13 or later"),
     }
 }
 
-/// What is known to be wrong with a version that bears on locks, and which has it mended.
-fn flaw(version: &str) -> Option<(&'static str, &'static str)> {
-    const UPGRADE: &str = "upgrade to 3.4.38, 3.5.13 or later";
+/// What is known to be wrong with a version that bears on locks.
+fn flaw(version: &str) -> Option<&'static str> {
     let mut numbers = version.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
-    let numbers = [numbers.next()?, numbers.next()?, numbers.next()?];
-    let why = match numbers {
+    Some(match [numbers.next()?, numbers.next()?, numbers.next()?] {
         [3, 5, ..=2] => "its members may come to hold different data after a crash (etcd issue 13766)",
         [..=2, ..] | [3, ..=3, _] | [3, 4, ..=30] | [3, 5, ..=12] => {
             "a leader that was frozen may revoke leases that its successor has renewed (etcd issue 15247): a lock can \
@@ -129,8 +119,7 @@ fn flaw(version: &str) -> Option<(&'static str, &'static str)> {
              other programs that take the same locks may not"
         }
         _ => return None,
-    };
-    Some((why, UPGRADE))
+    })
 }
 
 #[cfg(test)]

@@ -16,21 +16,15 @@ pub fn is_refusal(error: &anyhow::Error, words: &str) -> bool {
     error.root_cause().to_string().ends_with(words)
 }
 
-/// Codes of a member that could not answer, or of the library, which got no answer.
-const NO_ANSWER: [Code; 7] = [
-    Code::Cancelled,
-    Code::Unknown,
-    Code::DeadlineExceeded,
-    Code::Internal,
-    Code::Unavailable,
-    Code::Aborted,
-    Code::DataLoss,
-];
-
 /// Whether the member understood and answered, so that others would say the same.
 pub fn is_an_answer(error: &Error) -> bool {
+    use Code::{Aborted, Cancelled, DataLoss, DeadlineExceeded, Internal, Unavailable, Unknown};
     match error {
-        Error::GRpcStatus(status) => !NO_ANSWER.contains(&status.code()),
+        // Codes of a member that could not answer, or of the library, which got no answer.
+        Error::GRpcStatus(status) => !matches!(
+            status.code(),
+            Aborted | Cancelled | DataLoss | DeadlineExceeded | Internal | Unavailable | Unknown
+        ),
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::TransportError(_) => true,
         _ => false,
     }

@@ -1,4 +1,4 @@
-//! The keys on the server.
+//! The keys on the server, and what is written to them when a run ends or a lock is taken away.
 //!
 //! ```text
 //! dlock/NAME/<lease id in hex>          a contender; foreign mutexes put theirs here too
@@ -11,9 +11,11 @@
 //! ```
 
 use anyhow::Result;
+use etcd_client::{Compare, CompareOp, PutOptions, TxnOp};
 
+use super::queue::Entry;
 use crate::exit::Fault;
-use crate::lock::{LockName, Token};
+use crate::lock::{LastRun, LockName, OwnerId, Runs, Token};
 
 pub struct Keys {
     contenders: String,
@@ -40,15 +42,17 @@ impl Keys {
         format!("{}{}/", self.contenders, name.encoded())
     }
 
-    pub fn contender(&self, name: &LockName, lease: i64) -> String {
-        format!("{}{lease:x}", self.queue(name))
+    /// An owner's lease, and the key that is attached to it.
+    pub fn own(&self, name: &LockName, owner: &OwnerId) -> (i64, String) {
+        let lease = lease_id(name, owner.as_str());
+        (lease, format!("{}{lease:x}", self.queue(name)))
     }
 
     pub fn last_run(&self, name: &LockName) -> String {
         format!("{}/runs/{}/last", self.meta, name.encoded())
     }
 
-    /// What the notes of one lock's runs begin with.
+    /// What the notes of one lock's runs begin with; a token follows.
     pub fn all_noted(&self, name: &LockName) -> String {
         format!("{}/runs/{}/noted/", self.meta, name.encoded())
     }
@@ -75,6 +79,32 @@ impl Keys {
         let own_part = contender.strip_prefix(self.queue(name).as_bytes()).unwrap_or(contender);
         [self.marks(name).as_bytes(), own_part].concat()
     }
+
+    /// Tells the next holder that it need not wait out the one before, whose run needs no note any more.
+    pub fn put_released(&self, name: &LockName, token: Token) -> Vec<TxnOp> {
+        let released = TxnOp::put(self.released(name), token.to_string(), None);
+        vec![released, TxnOp::delete(self.noted(name, token), None)]
+    }
+
+    /// Why a contender is asked to release the lock, or has lost its key; for as long as its lease lives.
+    pub fn put_mark(&self, name: &LockName, of: &Entry, reason: &str) -> TxnOp {
+        TxnOp::put(self.mark(name, &of.key), reason, Some(PutOptions::new().with_lease(of.lease)))
+    }
+
+    /// True as long as nobody else has written the history.
+    pub fn unchanged(&self, name: &LockName, runs: &Runs<i64>) -> Compare {
+        Compare::mod_revision(self.last_run(name), CompareOp::Equal, runs.version)
+    }
+
+    /// Adds a run to the history, after those that vanished before it.
+    pub fn put_run(&self, name: &LockName, runs: &Runs<i64>, run: &LastRun, keep: usize) -> Vec<TxnOp> {
+        let (history, notes) = runs.with(run, keep);
+        let mut changes: Vec<_> = notes.into_iter().map(|note| TxnOp::delete(note, None)).collect();
+        changes.push(TxnOp::put(self.last_run(name), history, None));
+        let once = run.once.as_deref().filter(|_| run.succeeded());
+        changes.extend(once.map(|once| TxnOp::put(self.once(name, once), run.fencing_token.to_string(), None)));
+        changes
+    }
 }
 
 /// The id of the lease that an owner's key is attached to. We choose it ourselves, the same one every time, so that a
@@ -97,7 +127,8 @@ mod tests {
     fn keys_are_those_of_etcdctl_and_nothing_else_lies_among_them() {
         let keys = Keys::under("dlock/").unwrap();
         let name: LockName = "job/sub".parse().unwrap();
-        assert_eq!(keys.contender(&name, 0x1f), "dlock/job%2Fsub/1f");
+        let (lease, key) = keys.own(&name, &"h.1.x".parse().unwrap());
+        assert_eq!(key, format!("dlock/job%2Fsub/{lease:x}"));
         assert_eq!(keys.mark(&name, b"dlock/job%2Fsub/1f"), b"dlock-meta/revoked/job%2Fsub/1f");
         let others = [
             keys.last_run(&name),
@@ -109,7 +140,7 @@ mod tests {
         for other in others {
             assert!(!other.starts_with(&keys.contenders), "{other}");
         }
-        assert_eq!(Keys::under("team/locks").unwrap().contender(&name, 1), "team/locks/job%2Fsub/1");
+        assert_eq!(Keys::under("team/locks").unwrap().queue(&name), "team/locks/job%2Fsub/");
         assert!(Keys::under("/").is_err());
     }
 

@@ -13,29 +13,28 @@ mod errors;
 mod keys;
 pub mod queue;
 mod recipe;
-mod status;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use async_trait::async_trait;
-use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{Compare, CompareOp, DeleteOptions, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse};
 
 use self::client::{Members, Watch};
 use self::errors::{NO_SUCH_LEASE, is_refusal};
 use self::keys::Keys;
 pub use self::keys::lease_id;
-use self::queue::{Entry, Reads, View};
-use self::recipe::{Granted, Place, still_ours};
+use self::queue::{Details, Entry, Reads, View};
+use self::recipe::{Granted, Place};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
-    Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Listing, Page,
+    Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
-use crate::clock::Instant;
+use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::queue::holders;
-use crate::lock::{Holder, LockName, LockState, OwnerId, SeenHolders, messages};
+use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenHolders, messages, runs};
 
 /// Between two tries to watch.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -69,6 +68,53 @@ impl Etcd {
             listing: Listing::default(),
         })
     }
+
+    async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
+        let requests: Vec<_> = names.iter().flat_map(|name| View::requests(&self.keys, name, 0, None)).collect();
+        let mut reads = self.members.read(requests).await?;
+        names.iter().map(|_| View::read(&mut reads, 0, None)).collect()
+    }
+
+    async fn view_of(&mut self, name: &LockName) -> Result<View> {
+        self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
+    }
+
+    /// Several at once, at most [`PAGE`].
+    async fn states_of(&mut self, names: &[LockName]) -> Result<Vec<LockState>> {
+        let mut states = Vec::with_capacity(names.len());
+        for (name, view) in names.iter().zip(self.views_of(names).await?) {
+            let mut contenders: Vec<Contender> = view.queue.iter().map(Entry::contender).collect();
+            for at in holders(&view.queue) {
+                let (of, Entry { key, lease, .. }) = (&mut contenders[at], &view.queue[at]);
+                of.revoked = view.reason(&self.keys.mark(name, key)).is_some();
+                let (rest, granted) = self.members.rest_of_lease(*lease).await?;
+                (of.expires_in, of.ttl) = (rest, of.ttl.or(granted));
+            }
+            states.push(LockState::of_queue(name.clone(), "etcd", contenders, view.runs.into_history()));
+        }
+        Ok(states)
+    }
+
+    /// Attaches a key to a new lease that nobody renews: the ttl of our own cannot be changed. The key keeps its place in
+    /// the queue, so that other programs wait for its end as well.
+    async fn put_on_new_lease(&mut self, key: &str, record: &Record<Details>, ttl: Duration) -> Result<TxnOp> {
+        let lease = self.members.grant_lease(0, ttl).await?.lease;
+        Ok(TxnOp::put(key, record.to_json(), Some(PutOptions::new().with_lease(lease))))
+    }
+
+    /// What we know from when this lease was granted to us.
+    fn granted(&self, lease: &Lease) -> Option<&Granted> {
+        self.granted.as_ref().filter(|granted| granted.token == lease.token)
+    }
+}
+
+/// What is true of a lease's key as long as the lock is ours.
+fn still_ours(key: &str, lease: &Lease) -> Compare {
+    let token = i64::try_from(lease.token.0).unwrap_or(i64::MAX);
+    match lease.slot {
+        Some(_) => Compare::mod_revision(key, CompareOp::Equal, token),
+        None => Compare::create_revision(key, CompareOp::Equal, token),
+    }
 }
 
 #[async_trait(?Send)]
@@ -76,6 +122,9 @@ impl Backend for Etcd {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
         let attempt = self.contend(ask).await;
         self.members.connected |= attempt.is_ok();
+        if ask.is_over(&attempt) {
+            self.give_up_place(ask).await?;
+        }
         attempt
     }
 
@@ -102,11 +151,10 @@ impl Backend for Etcd {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        let id = lease_id(&lease.name, lease.owner.as_str());
+        let (id, key) = self.keys.own(&lease.name, &lease.owner);
         let Some(extended) = self.members.keep_alive(id).await? else {
             return Ok(Renewal::Lost("its etcd lease is gone".to_owned()));
         };
-        let key = self.keys.contender(&lease.name, id);
         let mark = self.keys.mark(&lease.name, key.as_bytes());
         let mut reads = self.members.read([TxnOp::get(key, None), TxnOp::get(mark, None)]).await?;
         let grant = extended.confirmed_in(reads.raft_term)?;
@@ -125,47 +173,47 @@ impl Backend for Etcd {
     /// Nothing happens if the lock was released before this arrives; nor if its key was left behind, which then is on
     /// another lease.
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {
-        let id = lease_id(&lease.name, lease.owner.as_str());
-        let key = self.keys.contender(&lease.name, id);
-        let Some(granted) = self.granted.as_ref().filter(|granted| granted.token == lease.token) else {
-            return Ok(());
-        };
+        let (name, (id, key)) = (&lease.name, self.keys.own(&lease.name, &lease.owner));
+        let Some(Granted { record, .. }) = self.granted(lease) else { return Ok(()) };
+        let note = runs::note(&record.who, lease.token, record.details.held_since).to_json();
+        let mut then = vec![TxnOp::put(self.keys.noted(name, lease.token), note, None)];
+        // With slots the key says already since when, and its revision is the token.
+        if lease.slot.is_none() {
+            then.push(TxnOp::put(key.as_str(), record.to_json(), Some(PutOptions::new().with_lease(id))));
+        }
         let held = [still_ours(&key, lease), Compare::lease(key, CompareOp::Equal, id)];
-        self.members.transact(Txn::new().when(held).and_then(granted.start.clone())).await?;
+        self.members.transact(Txn::new().when(held).and_then(then)).await?;
         Ok(())
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        let (name, id) = (&lease.name, lease_id(&lease.name, lease.owner.as_str()));
-        let key = self.keys.contender(name, id);
+        let (name, (id, key)) = (&lease.name, self.keys.own(&lease.name, &lease.owner));
         let let_go = match ending.hold_until.map(Instant::remaining).filter(|rest| !rest.is_zero()) {
             None => TxnOp::delete(key.as_str(), None),
             Some(rest) => {
-                let own = self.members.read([TxnOp::get(key.as_str(), None)]).await?.range()?;
-                let Some(own) = own.kvs().first() else { return Ok(Released::NotOurs) };
-                let Some(record) = Entry::from(own).record else { bail!(messages::overwritten(&key)) };
-                self.put_on_new_lease(&key, &record.left_behind(lease.token), rest).await?
+                let mut record = self.granted(lease).context("what is held on to was granted to us")?.record.clone();
+                record.details.token = Some(lease.token);
+                self.put_on_new_lease(&key, &record, rest).await?
             }
         };
-        let granted = self.granted.as_ref().filter(|granted| granted.token == lease.token);
-        let mut known = granted.map(|granted| granted.runs.clone());
+        let mut known = self.granted(lease).map(|granted| granted.runs.clone());
         // Once more whenever another holder or an operator has written the history since.
         loop {
-            let (mut when, mut then) = (vec![still_ours(&key, lease)], self.put_released(name, lease.token));
+            let (mut when, mut then) = (vec![still_ours(&key, lease)], self.keys.put_released(name, lease.token));
             then.push(let_go.clone());
             if let Some(run) = &ending.last_run {
                 let runs = known.take().unwrap_or_default();
-                when.push(self.unchanged(name, &runs));
-                then.extend(self.put_run(name, &runs, run, ending.keep));
+                when.push(self.keys.unchanged(name, &runs));
+                then.extend(self.keys.put_run(name, &runs, run, ending.keep));
             }
-            let traces = View::requests(&self.keys, name, 0);
+            let traces = View::requests(&self.keys, name, 0, None);
             let answer = self.members.transact(Txn::new().when(when).and_then(then).or_else(traces)).await?;
             if answer.succeeded() {
                 break;
             }
-            let view = View::read(&mut Reads::of(&answer)?, 0)?;
+            let view = View::read(&mut Reads::of(&answer)?, 0, None)?;
             // An earlier try may have been applied without an answer: it left our key behind, or our record.
-            let own = view.position(key.as_bytes()).map(|at| &view.queue[at]);
+            let own = view.entry(&key);
             let is_ours = own.is_some_and(|own| own.token() == lease.token);
             let left_behind = own.is_some_and(|own| is_ours && own.is_left_behind());
             if left_behind || ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run)) {
@@ -182,20 +230,23 @@ impl Backend for Etcd {
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
-        let key = self.keys.contender(name, lease_id(name, owner.as_str()));
+        let (_, key) = self.keys.own(name, owner);
         let view = self.view_of(name).await?;
         let mark = view.reason(&self.keys.mark(name, key.as_bytes()));
         let Some(own) = holders(&view.queue).map(|at| &view.queue[at]).find(|one| one.key == key.as_bytes()) else {
             return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
         };
-        let Some(record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
+        let Some(mut record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
         if !own.is_left_behind() {
             return Ok(Reheld::Running);
         }
         let change = match mark {
             _ if ttl.is_zero() => TxnOp::delete(key.as_str(), None),
             Some(reason) => return Ok(Reheld::Revoked(reason)),
-            None => self.put_on_new_lease(&key, &record.with_ttl(ttl), ttl).await?,
+            None => {
+                record.details.ttl_ms = clock::millis(ttl);
+                self.put_on_new_lease(&key, &record, ttl).await?
+            }
         };
         let unless = Compare::create_revision(key.as_str(), CompareOp::Equal, own.created);
         if !self.members.transact(Txn::new().when([unless]).and_then([change])).await?.succeeded() {
@@ -256,25 +307,29 @@ impl Backend for Etcd {
             let View { queue, runs, .. } = self.view_of(name).await?;
             let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
             let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
+            let cut_short = |reason: &str| {
+                let run = runs.cut_short(from, reason);
+                run.map(|run| self.keys.put_run(name, &runs, &run, DEFAULT_HISTORY)).unwrap_or_default()
+            };
             let (then, done) = match how {
                 Revoke::Safely { .. } if holder.record.is_none() => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
                 }
                 Revoke::Safely { reason } => {
-                    let mut then = vec![self.put_mark(name, holder, reason)];
+                    let mut then = vec![self.keys.put_mark(name, holder, reason)];
                     // After `dlock acquire` there is no dlock that could say later how it ended.
                     if holder.is_left_behind() {
-                        then.extend(self.put_cut_short(name, holder, &runs, from, reason));
+                        then.extend(cut_short(reason));
                     }
                     (then, Revoked::Marked)
                 }
                 Revoke::Now { reason } => {
-                    let mut then = self.put_released(name, holder.token());
+                    let mut then = self.keys.put_released(name, holder.token());
                     then.push(TxnOp::delete(holder.key.as_slice(), None));
                     if holder.record.is_some() && holder.lease != 0 {
-                        then.push(self.put_mark(name, holder, reason));
+                        then.push(self.keys.put_mark(name, holder, reason));
                     }
-                    then.extend(self.put_cut_short(name, holder, &runs, from, reason));
+                    then.extend(cut_short(reason));
                     (then, Revoked::Freed)
                 }
             };
@@ -282,7 +337,7 @@ impl Backend for Etcd {
             let unless = [
                 Compare::create_revision(key, CompareOp::Equal, holder.created),
                 Compare::lease(key, CompareOp::Equal, holder.lease),
-                self.unchanged(name, &runs),
+                self.keys.unchanged(name, &runs),
             ];
             match self.members.transact(Txn::new().when(unless).and_then(then)).await {
                 Ok(answer) if answer.succeeded() => return Ok(done),

@@ -17,7 +17,7 @@ pub struct Entry {
     /// The key is deleted when this lease ends.
     pub lease: i64,
     pub created: i64,
-    pub modified: i64,
+    modified: i64,
     pub record: Option<Record<Details>>,
 }
 
@@ -25,41 +25,24 @@ pub struct Entry {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Details {
     mode: Mode,
-    ttl_ms: u64,
+    pub ttl_ms: u64,
     #[serde(with = "rfc3339")]
     waiting_since: SystemTime,
     /// Set once it holds the lock and has lasted a moment.
     #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
-    held_since: Option<SystemTime>,
+    pub held_since: Option<SystemTime>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    slot: Option<u32>,
+    pub slot: Option<u32>,
     /// Set by those that leave their key behind; with slots the key's revision is then no longer the token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    token: Option<Token>,
+    pub token: Option<Token>,
 }
 
 impl Record<Details> {
     pub fn waiting(who: &Identity, mode: Mode, ttl: Duration) -> Record<Details> {
-        let (ttl_ms, waiting_since) = (ttl.as_millis() as u64, clock::wall());
+        let (ttl_ms, waiting_since) = (clock::millis(ttl), clock::wall());
         let details = Details { mode, ttl_ms, waiting_since, held_since: None, slot: None, token: None };
         Record { who: who.clone(), details }
-    }
-
-    /// Of one that holds the lock from now on.
-    pub fn holding(mut self, slot: Option<u32>) -> Record<Details> {
-        (self.details.held_since, self.details.slot) = (Some(clock::wall()), slot);
-        self
-    }
-
-    /// Of one whose process is gone, and whose key stays.
-    pub fn left_behind(mut self, token: Token) -> Record<Details> {
-        self.details.token = Some(token);
-        self
-    }
-
-    pub fn with_ttl(mut self, ttl: Duration) -> Record<Details> {
-        self.details.ttl_ms = ttl.as_millis() as u64;
-        self
     }
 }
 
@@ -126,7 +109,7 @@ impl From<&KeyValue> for Entry {
 
 /// What a transaction read, in the order it was asked for.
 pub struct Reads {
-    ranges: std::vec::IntoIter<GetResponse>,
+    ranges: std::vec::IntoIter<TxnOpResponse>,
     pub revision: i64,
     pub raft_term: u64,
 }
@@ -134,16 +117,17 @@ pub struct Reads {
 impl Reads {
     pub fn of(answer: &TxnResponse) -> Result<Reads> {
         let header = answer.header().context("etcd answered without a header")?;
+        let ranges = answer.op_responses().into_iter();
+        Ok(Reads { ranges, revision: header.revision(), raft_term: header.raft_term() })
+    }
+
+    /// The next range. What was written before it is passed over.
+    pub fn range(&mut self) -> Result<GetResponse> {
         let read = |response| match response {
             TxnOpResponse::Get(range) => Some(range),
             _ => None,
         };
-        let ranges: Vec<_> = answer.op_responses().into_iter().filter_map(read).collect();
-        Ok(Reads { ranges: ranges.into_iter(), revision: header.revision(), raft_term: header.raft_term() })
-    }
-
-    pub fn range(&mut self) -> Result<GetResponse> {
-        self.ranges.next().context("etcd answered without the range that was asked for")
+        self.ranges.find_map(read).context("etcd answered without the range that was asked for")
     }
 
     /// The next range, if that is a single key: its value.
@@ -167,45 +151,51 @@ pub struct View {
 }
 
 impl View {
-    /// How many requests read one lock.
+    /// How many requests read one lock, without a `once` key.
     pub const REQUESTS: usize = 5;
 
     /// Reads the queue up to the contender with this create revision; all of it if that is 0.
-    pub fn requests(keys: &Keys, name: &LockName, until: i64) -> [TxnOp; View::REQUESTS] {
-        let all = || Some(GetOptions::new().with_prefix());
-        let in_order = GetOptions::new().with_prefix().with_sort(SortTarget::Create, SortOrder::Ascend);
-        [
+    pub fn requests(keys: &Keys, name: &LockName, until: i64, once: Option<&str>) -> Vec<TxnOp> {
+        let all = GetOptions::new().with_prefix();
+        let in_order = all.clone().with_sort(SortTarget::Create, SortOrder::Ascend);
+        let mut requests = vec![
             TxnOp::get(keys.queue(name), Some(in_order.with_max_create_revision(until))),
             TxnOp::get(keys.last_run(name), None),
-            TxnOp::get(keys.all_noted(name), all()),
+            TxnOp::get(keys.all_noted(name), Some(all.clone())),
             TxnOp::get(keys.released(name), None),
-            TxnOp::get(keys.marks(name), all()),
-        ]
+            TxnOp::get(keys.marks(name), Some(all)),
+        ];
+        requests.extend(once.map(|once| TxnOp::get(keys.once(name, once), None)));
+        requests
     }
 
     /// Reads the answers to [`requests`](Self::requests).
-    pub fn read(reads: &mut Reads, until: i64) -> Result<View> {
+    pub fn read(reads: &mut Reads, until: i64, once: Option<&str>) -> Result<View> {
         let queue: Vec<Entry> = reads.range()?.kvs().iter().map(Entry::from).collect();
         let (history, notes) = (reads.range()?, reads.range()?);
         let released = reads.value()?.and_then(|token| token.parse().ok()).map(Token);
         let marks = reads.range()?.kvs().iter().map(|kv| (kv.key().to_vec(), text(kv.value()))).collect();
+        let ran_once = once.is_some() && reads.value()?.is_some();
         // Of those behind us, nobody knows from a part of the queue whether they are there.
         let vanished = |token: Token| {
             (until == 0 || token.0 < until.unsigned_abs()) && !queue.iter().any(|one| one.token() == token)
         };
         let notes = notes.kvs().iter().filter_map(|kv| Some((text(kv.key()), LastRun::from_json(&text(kv.value()))?)));
-        let notes = notes.filter(|(_, run)| vanished(run.fencing_token));
         let history = history.kvs().first();
         let version = history.map_or(0, KeyValue::mod_revision);
         let history = history.map(|kv| History::from_json(&text(kv.value()))).unwrap_or_default();
         let mut runs = Runs::new(history, version);
-        runs.add_vanished(notes);
+        runs.add_vanished(notes.filter(|(_, run)| vanished(run.fencing_token)));
         let (revision, raft_term) = (reads.revision, reads.raft_term);
-        Ok(View { queue, runs, released, marks, ran_once: false, revision, raft_term })
+        Ok(View { queue, runs, released, marks, ran_once, revision, raft_term })
     }
 
-    pub fn position(&self, key: &[u8]) -> Option<usize> {
-        self.queue.iter().position(|entry| entry.key == key)
+    pub fn position(&self, key: &str) -> Option<usize> {
+        self.queue.iter().position(|entry| entry.key == key.as_bytes())
+    }
+
+    pub fn entry(&self, key: &str) -> Option<&Entry> {
+        self.position(key).map(|at| &self.queue[at])
     }
 
     pub fn reason(&self, mark: &[u8]) -> Option<String> {

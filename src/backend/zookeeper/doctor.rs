@@ -7,7 +7,6 @@ use anyhow::Result;
 use humantime::format_duration;
 
 use super::ZooKeeper;
-use super::queue::ServerClock;
 use super::wire::{self, Request};
 use crate::backend::{Checkup, Finding};
 use crate::clock;
@@ -33,7 +32,7 @@ pub async fn examine(here: &mut ZooKeeper) -> Result<Checkup> {
         "zookeeper-tokens",
         "fencing tokens are the servers' transaction numbers, which only the loss of their data takes back",
     ));
-    Ok(Checkup { findings, clock_offset_us: here.clock.and_then(clock_offset) })
+    Ok(Checkup { findings, clock_offset_us: here.server_time().and_then(clock_offset) })
 }
 
 /// The ttl that a server grants if it is asked for this one.
@@ -43,9 +42,9 @@ async fn granted(here: &mut ZooKeeper, ttl: Duration) -> Result<Duration> {
     Ok(here.ensemble.session()?.ttl)
 }
 
-fn clock_offset(servers: ServerClock) -> Option<i64> {
+fn clock_offset(servers: SystemTime) -> Option<i64> {
     let micros = |time: SystemTime| i64::try_from(time.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok();
-    Some(micros(servers.now())? - micros(clock::wall())?)
+    Some(micros(servers)? - micros(clock::wall())?)
 }
 
 fn authentication(authenticated: bool) -> Finding {
@@ -62,20 +61,21 @@ fn authentication(authenticated: bool) -> Finding {
 }
 
 fn size(servers: usize) -> Finding {
+    const CHECK: &str = "zookeeper-servers";
     match servers {
         0 | 1 => Finding::weak(
-            "zookeeper-servers",
+            CHECK,
             "one server, alone",
             "while it is down no lock can be taken or kept, and with its disk go the tokens, which then start anew",
             "run an ensemble of three servers",
         ),
         2 => Finding::weak(
-            "zookeeper-servers",
+            CHECK,
             "an ensemble of 2 servers",
             "two have a quorum only together: the failure of either stops both",
             "add a third",
         ),
-        _ => Finding::fine("zookeeper-servers", format!("an ensemble of {servers} servers")),
+        _ => Finding::fine(CHECK, format!("an ensemble of {servers} servers")),
     }
 }
 

@@ -152,10 +152,13 @@ impl Ensemble {
         }
     }
 
-    /// Whether requests can go out on a connection that is not due to be renewed.
-    pub fn is_fresh(&self) -> bool {
+    /// Attaches, unless requests can go out on a connection that is not due to be renewed.
+    pub async fn refresh(&mut self, ttl: Duration) -> Result<()> {
         let recent = |session: &Session| session.proven.elapsed() < session.ttl / 3;
-        self.link.is_some() && self.session.as_ref().is_some_and(recent)
+        if self.link.is_some() && self.session.as_ref().is_some_and(recent) {
+            return Ok(());
+        }
+        self.attach(ttl).await
     }
 
     pub fn session(&self) -> Result<&Session> {

@@ -1,17 +1,6 @@
 //! ZooKeeper: every contender is an ephemeral sequential node, and the lowest sequence number holds.
 //! The recipe, the wire, the session and the reading of names are in the modules beside this one.
-//!
-//! ```text
-//! /dlock/NAME                    a container, which the server removes some time after its last child
-//! /dlock/NAME/_c_<uuid>-lock-N   a contender; its data is a [`queue::Details`], with the mark of a revoke
-//! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`release`]
-//! /dlock-meta/NAME               how the last runs ended; kept
-//! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
-//! /dlock-meta/NAME/taken         whose lock was freed at once recently, and why: see [`status`]; kept
-//! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
-//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`status`]
-//! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`recipe`]
-//! ```
+//! See [`paths`] for the nodes.
 //!
 //! The token is the czxid of our node: the number of the transaction that created it, which no loss of
 //! the parent takes back, and which grows with the sequence number, in whose order the lock is granted.
@@ -22,40 +11,40 @@
 
 mod doctor;
 mod ensemble;
+pub mod paths;
 pub mod queue;
 mod recipe;
 mod release;
 mod status;
 pub mod wire;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use async_trait::async_trait;
 
 use self::ensemble::Ensemble;
-use self::queue::{ServerClock, Spelling, sign_of};
+use self::paths::Paths;
+use self::queue::Spelling;
 use self::recipe::Place;
-use self::wire::{Acl, Answer, Kind, Refusal, Request, has_expired, refusal};
+use self::wire::{Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
     Released, Renewal, Revoke, Revoked,
 };
+use crate::clock::Instant;
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders, Token};
+use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Runs, SeenHolders, runs};
 
 pub struct ZooKeeper {
     pub ensemble: Ensemble,
-    /// Where all our paths lie; must exist.
-    chroot: String,
-    root: String,
-    meta: String,
+    pub paths: Paths,
     spelling: Spelling,
     pub place: Option<Place>,
     /// What was on record when the lock was granted to us.
     runs: Option<Runs<i32>>,
-    /// As of the last place that was taken.
-    clock: Option<ServerClock>,
+    /// A date of the server's clock, and when we got it: as of the last place that was taken.
+    clock: Option<(SystemTime, Instant)>,
     /// The holders that we saw while we waited, and in which session.
     seen: SeenHolders,
     seen_in: Option<i64>,
@@ -77,17 +66,9 @@ impl ZooKeeper {
                 return Err(Fault::Config.because(format_args!("recipe is curator or kazoo, not {other:?}")));
             }
         };
-        let chroot = address.path().trim_end_matches('/').to_owned();
-        let root = format!("{chroot}/{}", address.param("prefix").unwrap_or("dlock").trim_matches('/'));
-        if root.split('/').skip(1).any(|part| matches!(part, "" | "." | "..")) {
-            return Err(Fault::Config.because(format_args!("{root:?} is not the path of a node")));
-        }
-        let ensemble = Ensemble::new(address, patience)?;
         Ok(ZooKeeper {
-            ensemble,
-            meta: format!("{root}-meta"),
-            root,
-            chroot,
+            ensemble: Ensemble::new(address, patience)?,
+            paths: Paths::at(address)?,
             spelling,
             place: None,
             runs: None,
@@ -98,64 +79,17 @@ impl ZooKeeper {
         })
     }
 
-    fn acl(&self) -> Acl {
-        if self.ensemble.is_authenticated() { Acl::Creator } else { Acl::Anyone }
-    }
-
-    fn lock_path(&self, name: &LockName) -> String {
-        format!("{}/{}", self.root, name.encoded())
-    }
-
-    fn place_path(&self, name: &LockName, node: &str) -> String {
-        format!("{}/{node}", self.lock_path(name))
-    }
-
-    pub fn meta_path(&self, name: &LockName) -> String {
-        format!("{}/{}", self.meta, name.encoded())
-    }
-
-    /// Where the signs of life of a lock's contenders are. No lock is named so.
-    fn signs_path(&self, name: &LockName) -> String {
-        format!("{}/~alive/{}", self.meta, name.encoded())
-    }
-
-    /// Where the notes of a lock's runs are. No lock is named so.
-    fn notes_path(&self, name: &LockName) -> String {
-        format!("{}/~noted/{}", self.meta, name.encoded())
-    }
-
-    fn note_path(&self, name: &LockName, node: &str) -> String {
-        format!("{}/{node}", self.notes_path(name))
-    }
-
-    /// The sign of the contender that has, or is about to get, the place of this name.
-    fn sign_path(&self, name: &LockName, node: &str) -> String {
-        format!("{}/{}", self.signs_path(name), sign_of(node))
-    }
-
-    /// Whose lock was freed at once recently, and why.
-    fn taken_path(&self, name: &LockName) -> String {
-        format!("{}/taken", self.meta_path(name))
-    }
-
-    fn slot_path(&self, name: &LockName, number: u32) -> String {
-        format!("{}/slot-{number}", self.meta_path(name))
-    }
-
-    fn once_path(&self, name: &LockName, key: &str) -> String {
-        let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
-        let escaped: String = key
-            .bytes()
-            .map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-            .collect();
-        format!("{}/once-{escaped}", self.meta_path(name))
+    fn create(&self, path: &str, data: &[u8], kind: Kind) -> Request {
+        let acl = if self.ensemble.is_authenticated() { wire::CREATOR } else { wire::ANYONE };
+        Request::create(path, data, acl, kind)
     }
 
     /// Makes a node and whatever is missing above it, but not above the chroot.
     async fn make(&mut self, path: &str, kind: Kind) -> Result<()> {
-        let parents = path[self.chroot.len()..].match_indices('/').skip(1).map(|(at, _)| at + self.chroot.len());
-        let parents = parents.map(|end| Request::create(&path[..end], b"", self.acl(), Kind::Persistent));
-        let requests: Vec<_> = parents.chain([Request::create(path, b"", self.acl(), kind)]).collect();
+        let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+        let parents = above.filter(|parent| parent.len() > self.paths.chroot.len());
+        let parents = parents.map(|parent| self.create(parent, b"", Kind::Persistent));
+        let requests: Vec<_> = parents.chain([self.create(path, b"", kind)]).collect();
         let answers = self.ensemble.call(&requests).await?;
         let refused = |answer: &Answer| answer.as_ref().err().copied().filter(|why| *why != Refusal::NODE_EXISTS);
         match answers.last().and_then(refused) {
@@ -170,16 +104,13 @@ impl ZooKeeper {
     }
 
     fn no_chroot(&self) -> anyhow::Error {
-        let chroot = &self.chroot;
+        let chroot = &self.paths.chroot;
         Fault::Config.because(format_args!("the chroot {chroot} does not exist on the server: create it first"))
     }
 
     /// Connects, with a short session unless there is one.
     pub async fn visit(&mut self) -> Result<()> {
-        if !self.ensemble.is_fresh() {
-            self.ensemble.attach(VISIT).await?;
-        }
-        Ok(())
+        self.ensemble.refresh(VISIT).await
     }
 
     /// Closes the session, unless it has a place in a queue to keep.
@@ -207,27 +138,29 @@ impl ZooKeeper {
         (self.place, self.runs, self.seen) = (None, None, SeenHolders::default());
     }
 
+    /// Not later than it is on the server, without asking it.
+    fn server_time(&self) -> Option<SystemTime> {
+        self.clock.map(|(date, read)| date + read.elapsed())
+    }
+
     fn lease_grant(&self) -> Result<Grant> {
         let session = self.ensemble.session()?;
         Ok(Grant { from: session.proven, ttl: session.ttl, slack: Duration::ZERO })
     }
 }
 
-fn token(czxid: i64) -> Token {
-    Token(u64::try_from(czxid).unwrap_or(0))
-}
-
 #[async_trait(?Send)]
 impl Backend for ZooKeeper {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let attempt = match self.contend(ask).await {
-            Err(error) if has_expired(&error) => {
-                self.place = None;
-                self.contend(ask).await
-            }
-            attempt => attempt,
-        };
+        let mut attempt = self.contend(ask).await;
+        if attempt.as_ref().is_err_and(has_expired) {
+            self.place = None;
+            attempt = self.contend(ask).await;
+        }
         self.ensemble.answered |= attempt.is_ok();
+        if ask.is_over(&attempt) {
+            self.leave().await?;
+        }
         attempt
     }
 
@@ -239,7 +172,7 @@ impl Backend for ZooKeeper {
     async fn withdraw(&mut self, ask: &Ask) -> Result<()> {
         // Of a run that never began.
         if let Some(place) = self.place.as_ref().filter(|place| place.noted) {
-            let note = Request::delete(&self.note_path(&ask.name, &place.node), wire::ANY_VERSION);
+            let note = Request::delete(&self.paths.note(&ask.name, &place.node), wire::ANY_VERSION);
             let _ = self.ensemble.call_one(note).await;
         }
         self.leave().await
@@ -252,13 +185,31 @@ impl Backend for ZooKeeper {
         }
     }
 
+    /// Notes that a run began, and since when we hold the lock; watches our place from now on. Nothing happens if the lock
+    /// was released before this arrives.
     async fn note_start(&mut self, lease: &Lease) -> Result<()> {
-        self.note(lease).await
+        let Some(place) = &mut self.place else { return Ok(()) };
+        // It may be applied without an answer.
+        place.noted = true;
+        let (path, note_path) = (place.path.clone(), self.paths.note(&lease.name, &place.node));
+        // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
+        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.stat.version);
+        let note = runs::note(&place.record.who, lease.token, place.record.details.acquired_at()).to_json();
+        let note = self.create(&note_path, note.as_bytes(), Kind::Persistent);
+        let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
+        self.commit(parts, &lease.name, "cannot note the run").await?;
+        let ours = self.watch_place(&path).await?;
+        // Whatever we were notified of until now is our own doing, or has been read just now.
+        self.ensemble.set_notified(!matches!(ours, Some((None, _))));
+        Ok(())
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         match self.release_place(lease, ending).await {
-            Err(error) if has_expired(&error) => self.was_released(lease, ending).await,
+            Err(error) if has_expired(&error) => {
+                self.forget_place();
+                self.release_place(lease, ending).await
+            }
             released => released,
         }
     }

@@ -1,4 +1,4 @@
-//! The queue of a lock, as the names of its children alone tell it: who contends, in which order and mode; and what a
+//! The queue of a lock: who contends, in which order and mode, as the names of its children alone tell it; and what a
 //! contender's node stores. Pure.
 //!
 //! A name is `_c_<uuid>[-hold-N][-shared|-slots-N]-lock-<seq>` as Curator spells it, or
@@ -8,11 +8,13 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{self, Instant};
+use super::wire::{self, Answer, Refusal, Stat};
+use crate::clock;
 use crate::lock::queue::may_hold;
-use crate::lock::{Contends, Identity, Mode, OwnerId, Record, Token};
+use crate::lock::{Contender, Contends, Identity, Mode, OwnerId, Record, Token};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
@@ -48,13 +50,17 @@ impl Spelling {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Entry {
     pub name: String,
     pub sequence: u64,
     pub mode: Mode,
     /// Set for a hold, which has no session and keeps the lock until its time is over. Counts the holds of this place.
     pub hold: Option<u32>,
+    /// Of its node, where that was read and may be.
+    pub stat: Option<Stat>,
+    /// `None` for a program other than dlock.
+    pub record: Option<Record<Details>>,
 }
 
 impl Entry {
@@ -78,8 +84,54 @@ impl Entry {
             }
             None => (None, foreign()),
         };
-        Some(Entry { name: name.to_owned(), sequence, mode, hold })
+        Some(Entry { name: name.to_owned(), sequence, mode, hold, stat: None, record: None })
     }
+
+    /// Takes in what its node says. False if the node is gone.
+    pub fn read(&mut self, answer: &Answer) -> Result<bool> {
+        if let Ok(answer) = answer {
+            let (data, stat) = wire::read_data(answer)?;
+            (self.stat, self.record) = (Some(stat), Record::read(&data));
+        }
+        Ok(*answer != Err(Refusal::NO_NODE))
+    }
+
+    pub fn held_on(&self) -> Option<Hold> {
+        self.record.as_ref().and_then(|record| record.details.hold)
+    }
+
+    /// How much of a hold is left at this time of the servers' clocks; `None` if it is no hold, or cannot be read.
+    pub fn left(&self, now: SystemTime) -> Option<Duration> {
+        let lasted = now.duration_since(server_date(self.stat?.ctime)).unwrap_or_default();
+        Some(self.held_on()?.lasts().saturating_sub(lasted))
+    }
+
+    /// Whether it is not a hold whose time is over, by our own clock: good enough to be shown.
+    pub fn is_present(&self) -> bool {
+        self.left(clock::wall()).is_none_or(|left| !left.is_zero())
+    }
+
+    pub fn contender(&self) -> Contender {
+        let unknown = Contender::unknown(self.mode);
+        let Some(stat) = self.stat else { return unknown };
+        let since = Some(server_date(stat.ctime));
+        let shown = Contender { token: Some(token(stat.czxid)), waiting_since: since, ..unknown };
+        let Some(Record { who, details }) = self.record.clone() else { return shown };
+        Contender {
+            who: Some(who),
+            token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
+            slot: details.slot.map(|slot| slot.number),
+            acquired_at: details.acquired_at().or(since),
+            ttl: Some(details.ttl()),
+            expires_in: self.left(clock::wall()),
+            revoked: details.revoked.is_some(),
+            ..shown
+        }
+    }
+}
+
+pub fn token(czxid: i64) -> Token {
+    Token(u64::try_from(czxid).unwrap_or(0))
 }
 
 /// Reads `-hold-N` off what stands behind the uuid.
@@ -123,10 +175,6 @@ impl Queue {
     /// The living place of an owner, by what its names begin with.
     pub fn place_of(&self, stem: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.name.starts_with(stem) && entry.hold.is_none())
-    }
-
-    pub fn remove(&mut self, name: &str) {
-        self.entries.retain(|entry| entry.name != name);
     }
 
     pub fn ahead(&self, position: usize) -> &[Entry] {
@@ -237,20 +285,6 @@ impl Record<Details> {
 pub fn server_date(millis: i64) -> SystemTime {
     let since = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
-}
-
-/// The server's clock, without asking it: a date of its own and when we got it.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerClock {
-    pub date: i64,
-    pub read: Instant,
-}
-
-impl ServerClock {
-    /// Not later than it is on the server.
-    pub fn now(self) -> SystemTime {
-        server_date(self.date) + self.read.elapsed()
-    }
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::ZooKeeper;
 use super::ensemble::Session;
-use super::queue::{Details, Entry, ServerClock, Slot};
-use super::status::{Found, View};
+use super::queue::{Details, Entry, Slot, server_date, token};
+use super::status::View;
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use super::{ZooKeeper, token};
 use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, waiters, watched};
@@ -28,11 +28,8 @@ const SOON: Duration = Duration::from_millis(250);
 pub struct Place {
     pub path: String,
     pub(super) node: String,
-    /// Whose ephemeral node it is.
-    session: i64,
-    pub(super) czxid: i64,
-    /// Of its data when we made or found it.
-    pub(super) version: i32,
+    /// As it was when we made or found it.
+    pub(super) stat: Stat,
     pub(super) record: Record<Details>,
     /// The run under it is on record, or may be.
     pub(super) noted: bool,
@@ -40,58 +37,45 @@ pub struct Place {
 
 impl Place {
     pub(super) fn token(&self) -> Token {
-        self.record.details.slot.map_or_else(|| token(self.czxid), |slot| slot.token)
+        self.record.details.slot.map_or_else(|| token(self.stat.czxid), |slot| slot.token)
     }
-}
-
-/// Reads the answers to [`ZooKeeper::look_requests`].
-fn read_look(answers: &[Answer], dir: &str) -> Result<View> {
-    let (signs, rest) = answers.split_first().context("an answer to each request")?;
-    let (view, once) = rest.split_at_checked(3).context("an answer to each request")?;
-    let mut view = View::read(view, dir)?;
-    view.signs = found(signs, wire::read_children, "cannot list who is alive")?.unwrap_or_default();
-    view.ran_once = once.first().is_some_and(Result::is_ok);
-    Ok(view)
 }
 
 impl ZooKeeper {
     pub(super) async fn contend(&mut self, ask: &Ask) -> Result<Attempt> {
-        if !self.ensemble.is_fresh() {
-            self.ensemble.attach(ask.ttl).await?;
-        }
+        self.ensemble.refresh(ask.ttl).await?;
         let mut view = self.take_place(ask).await?;
         if view.ran_once {
-            self.leave().await?;
             return Ok(Attempt::AlreadyRan);
         }
+        // Other programs know of no slots, and their names look like ours: the nodes have to be read.
+        let differs = |one: &Entry| one.mode.slots() != ask.mode.slots();
+        let queues = std::iter::once((&ask.name, &mut view.queue));
+        self.read_nodes(queues, |one| differs(one) || one.hold.is_some()).await?;
         let held_until = self.pass_holds(&ask.name, &mut view.queue).await?;
-        let place = self.place()?;
-        let position = view.queue.position(&place.node).context("our place is in the queue")?;
-        let revoked = place.record.details.revoked.clone();
-        if let Some(other) = self.other_slots(ask, view.queue.ahead(position)).await? {
-            self.leave().await?;
-            return Ok(other);
+        let position = view.queue.position(&self.place()?.node).context("our place is in the queue")?;
+        let is_ours = |one: &Entry| one.record.is_some() || one.hold.is_some();
+        if let Some(other) = view.queue.ahead(position).iter().find(|one| differs(one) && is_ours(one)) {
+            return Ok(ask.differs_from(other.contender()));
         }
         let vanished = self.vanished(&view)?;
         if !view.queue.holds(position) {
             return self.wait(ask, &view, position, held_until).await;
         }
-        if let Some(reason) = revoked {
-            self.leave().await?;
-            return Err(taken_away(&reason));
+        if let Some(reason) = &self.place()?.record.details.revoked {
+            return Err(taken_away(reason));
         }
         let alive = view.queue.alive_without_place(&view.signs, ask.mode);
         if !alive.is_empty() || vanished.is_some() {
             // It is our turn, but a contender whose place is gone may still run its command.
-            let watches = alive.iter().map(|sign| Request::exists(&self.sign_path(&ask.name, sign)).watched());
+            let watches = alive.iter().map(|sign| Request::exists(&self.paths.sign(&ask.name, sign)).watched());
             self.watch(watches.collect()).await?;
-            return self.busy(ask, None, 0, vanished).await;
+            return self.busy(None, 0, vanished);
         }
-        if let Some(stale) = self.stale_token(ask, view.last_token)? {
-            self.leave().await?;
-            return Err(stale);
+        match self.stale_token(ask, view.last_token)? {
+            Some(stale) => Err(stale),
+            None => self.grant(ask, view).await,
         }
-        self.grant(ask, view).await
     }
 
     pub(super) fn place(&self) -> Result<&Place> {
@@ -100,7 +84,7 @@ impl ZooKeeper {
 
     /// Finds or takes our place, and reads the queue that it is in.
     async fn take_place(&mut self, ask: &Ask) -> Result<View> {
-        let dir = self.lock_path(&ask.name);
+        let dir = self.paths.queue(&ask.name);
         // More than once, since our node and the container above it may be deleted while we look.
         for _ in 0..4 {
             let view = match &self.place {
@@ -114,33 +98,27 @@ impl ZooKeeper {
         bail!("{dir} is deleted again and again")
     }
 
-    fn look_requests(&self, ask: &Ask) -> Vec<Request> {
-        let mut requests = vec![Request::get_children(&self.signs_path(&ask.name))];
-        requests.extend(self.view_requests(&ask.name));
-        requests.extend(ask.once.as_ref().map(|key| Request::exists(&self.once_path(&ask.name, key))));
-        requests
-    }
-
     /// `None` if our place is gone.
     async fn keep_place(&mut self, ask: &Ask, dir: &str) -> Result<Option<View>> {
         let place = self.place()?;
         let (path, session) = (place.path.clone(), self.ensemble.session()?);
-        if place.session != session.id {
+        if place.stat.ephemeral_owner != session.id {
             self.place = None;
             return Ok(None);
         }
         if session.proven != session.attached {
-            match self.commit(vec![Request::check(&path)], &ask.name, "cannot keep our place").await? {
-                None => self.ensemble.prove(),
-                Some(_) => self.place = None,
+            if self.commit(vec![Request::check(&path)], &ask.name, "cannot keep our place").await? {
+                self.ensemble.prove();
+            } else {
+                self.place = None;
             }
         }
-        let mut requests = self.look_requests(ask);
+        let mut requests = self.view_requests(&ask.name, Some(ask));
         requests.push(Request::get_data(&path));
         let answers = self.ensemble.call(&requests).await?;
         if let (Some(place), Some((Ok(ours), answers))) = (&mut self.place, answers.split_last()) {
             place.record.details.revoked = Record::read(&wire::read_data(ours)?.0).and_then(|one| one.details.revoked);
-            let view = read_look(answers, dir)?;
+            let view = View::read(answers, dir, Some(ask))?;
             if view.queue.position(&place.node).is_some() {
                 return Ok(Some(view));
             }
@@ -155,13 +133,13 @@ impl ZooKeeper {
         let Session { id: session, ttl, .. } = *self.ensemble.session()?;
         let record = Record::of_waiter(&ask.who, ttl);
         let (path, data) = (format!("{dir}/{prefix}"), record.to_json());
-        let (signs, sign) = (self.signs_path(&ask.name), self.sign_path(&ask.name, &prefix));
+        let (signs, sign) = (self.paths.signs(&ask.name), self.paths.sign(&ask.name, &prefix));
         let create = Request::multi([
-            &Request::create(&path, data.as_bytes(), self.acl(), Kind::EphemeralSequential),
-            &Request::create(&sign, b"", self.acl(), Kind::Ephemeral),
+            &self.create(&path, data.as_bytes(), Kind::EphemeralSequential),
+            &self.create(&sign, b"", Kind::Ephemeral),
         ]);
         let mut requests = vec![create, Request::exists(&sign)];
-        requests.extend(self.look_requests(ask));
+        requests.extend(self.view_requests(&ask.name, Some(ask)));
         let answers = self.ensemble.call(&requests).await?;
         let refused = |why| refusal(why, format_args!("cannot take a place in {dir}"));
         let is_new = match wire::multi_refusal(answers[0].as_ref().map_err(|why| refused(*why))?)? {
@@ -177,15 +155,14 @@ impl ZooKeeper {
         };
         // A multi tells no more than paths. But what was made in one transaction has the same number and date.
         let stat = found(&answers[1], wire::read_stat, "cannot look for our place")?;
-        let view = read_look(&answers[2..], dir)?;
+        let view = View::read(&answers[2..], dir, Some(ask))?;
         let node = view.queue.place_of(&self.spelling.stem(&ask.who.owner)).map(|at| &view.queue.entries[at].name);
         let node = node.map(|node| (node.clone(), format!("{dir}/{node}")));
         if let Some(stat) = stat.filter(|stat| stat.ephemeral_owner == session)
             && let Some((node, path)) = node
         {
-            self.clock = Some(ServerClock { date: stat.ctime, read: clock::now() });
-            let Stat { czxid, version, .. } = stat;
-            self.place = Some(Place { path, node, session, czxid, version, record, noted: false });
+            self.clock = Some((server_date(stat.ctime), clock::now()));
+            self.place = Some(Place { path, node, stat, record, noted: false });
             if is_new {
                 self.ensemble.prove();
             }
@@ -211,11 +188,11 @@ impl ZooKeeper {
 
     /// Watches for what has to happen before it is our turn.
     async fn wait(&mut self, ask: &Ask, view: &View, position: usize, held_until: Option<Instant>) -> Result<Attempt> {
-        let dir = self.lock_path(&ask.name);
+        let dir = self.paths.queue(&ask.name);
         let path = |entry: &Entry| format!("{dir}/{}", entry.name);
         let watch = |entry: &Entry| Request::exists(&path(entry)).watched();
-        let head = &view.queue.entries[0];
-        let mut requests = vec![Request::get_data(&path(head))];
+        let mut head = view.queue.entries[0].clone();
+        let mut requests = vec![Request::get_data(&path(&head))];
         if ask.queue {
             // A waiter that loses its place is in the way of others until it takes a new one.
             requests.push(watch(&view.queue.entries[position]));
@@ -225,18 +202,12 @@ impl ZooKeeper {
                 None => {}
             }
         }
-        let mut holder = None;
-        if let Some(found) =
-            self.watch(requests).await?.first().map(|answer| Found::read(head, answer)).transpose()?.flatten()
-        {
-            if let (Mode::Exclusive, None, Some(stat), Some(record)) =
-                (head.mode, found.hold(), found.stat, &found.record)
-            {
-                self.seen.see(&head.name, token(stat.czxid), record.details.ttl(), None);
-            }
-            holder = Some(found.contender().into_holder());
+        let is_there = head.read(&self.watch(requests).await?[0])?;
+        if let (Mode::Exclusive, None, Some(stat), Some(record)) = (head.mode, head.hold, head.stat, &head.record) {
+            self.seen.see(&head.name, token(stat.czxid), record.details.ttl(), None);
         }
-        self.busy(ask, holder, waiters(view.queue.ahead(position)), held_until).await
+        let holder = is_there.then(|| head.contender().into_holder());
+        self.busy(holder, waiters(view.queue.ahead(position)), held_until)
     }
 
     /// Sends requests with watches. Whatever is gone already will not change any more: look again at once.
@@ -248,28 +219,19 @@ impl ZooKeeper {
         Ok(answers)
     }
 
-    /// Waits in the queue, or leaves it. Asks again in time to keep the session alive, and no later than `until`.
-    async fn busy(
-        &mut self,
-        ask: &Ask,
-        holder: Option<Holder>,
-        ahead: usize,
-        until: Option<Instant>,
-    ) -> Result<Attempt> {
+    /// Asks again in time to keep the session alive, and no later than `until`.
+    fn busy(&self, holder: Option<Holder>, ahead: usize, until: Option<Instant>) -> Result<Attempt> {
         let session = self.ensemble.session()?;
         let keep_alive = session.proven + session.ttl / 3;
         let ask_again = until.map_or(keep_alive, |until| until.min(keep_alive));
-        if !ask.queue {
-            self.leave().await?;
-        }
         Ok(Attempt::Busy(Busy { holder, ahead: Some(ahead), ask_again }))
     }
 
     /// Why our token must not be handed out, if transaction numbers went back.
     fn stale_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<Option<anyhow::Error>> {
-        let (own, next) = (token(self.place()?.czxid), token(self.ensemble.session()?.seen + 1));
+        let (own, next) = (token(self.place()?.stat.czxid), token(self.ensemble.session()?.seen + 1));
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
-        let meta = self.meta_path(&ask.name);
+        let meta = self.paths.history(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
         Ok(stale_token(ask.mode, own, next, recorded, cause, &advice))
     }
@@ -281,7 +243,7 @@ impl ZooKeeper {
         {
             slot = self.claim_slot(&ask.name, slots).await?;
             if slot.is_none() {
-                return self.busy(ask, None, 0, Some(clock::now() + SOON)).await;
+                return self.busy(None, 0, Some(clock::now() + SOON));
             }
         }
         let place = self.place.as_mut().context("we have no place in the queue")?;
@@ -289,7 +251,7 @@ impl ZooKeeper {
         if place.record.details.slot != slot {
             // The next waiter for a slot waits for this. If it is refused, an operator has changed our node.
             place.record.details.slot = slot;
-            let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.version);
+            let say = Request::set_data(&place.path, place.record.to_json().as_bytes(), place.stat.version);
             let _refused = self.ensemble.call_one(say).await?;
         }
         self.read_notes(&ask.name, &mut view).await?;
@@ -302,7 +264,7 @@ impl ZooKeeper {
     /// Takes the lowest free slot; `None` if none is free.
     async fn claim_slot(&mut self, name: &LockName, slots: u32) -> Result<Option<Slot>> {
         let session = self.ensemble.session()?.id;
-        let paths: Vec<String> = (0..slots).map(|slot| self.slot_path(name, slot)).collect();
+        let paths: Vec<String> = (0..slots).map(|slot| self.paths.slot(name, slot)).collect();
         let exists: Vec<Request> = paths.iter().map(|path| Request::exists(path)).collect();
         loop {
             let mut free = None;
@@ -317,20 +279,11 @@ impl ZooKeeper {
             }
             // Look again whose it is: ours, or another's who was faster.
             let Some(path) = free else { return Ok(None) };
-            match self.ensemble.call_one(Request::create(path, b"", self.acl(), Kind::Ephemeral)).await? {
+            match self.ensemble.call_one(self.create(path, b"", Kind::Ephemeral)).await? {
                 Ok(_) | Err(Refusal::NODE_EXISTS) => {}
-                Err(Refusal::NO_NODE) => self.make(&self.meta_path(name), Kind::Persistent).await?,
+                Err(Refusal::NO_NODE) => self.make(&self.paths.history(name), Kind::Persistent).await?,
                 Err(why) => return Err(refusal(why, format_args!("cannot take {path}"))),
             }
         }
-    }
-
-    /// A dlock before us that uses the lock with another number of slots. Other programs know of none, and their names
-    /// look like ours: the nodes have to be read.
-    async fn other_slots(&mut self, ask: &Ask, ahead: &[Entry]) -> Result<Option<Attempt>> {
-        let differs = |one: &&Entry| one.mode.slots() != ask.mode.slots();
-        let others = self.read_nodes(ahead.iter().filter(differs).map(|one| (&ask.name, one))).await?;
-        let is_ours = |other: &Found| other.record.is_some() || other.entry.hold.is_some();
-        Ok(others.into_iter().flatten().find(is_ours).map(|other| ask.differs_from(other.contender())))
     }
 }

@@ -8,105 +8,98 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::ZooKeeper;
-use super::queue::{Details, Entry, Hold, Queue, held_name, server_date};
-use super::status::{Found, View, reason_for};
-use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, found, refusal};
+use super::queue::{Details, Entry, Hold, Queue, held_name};
+use super::status::View;
+use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, Stat, found, refusal};
 use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
 use crate::clock::{self, Instant};
-use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages, runs};
+use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages};
 
 impl ZooKeeper {
     pub(super) async fn extend(&mut self, lease: &Lease) -> Result<Renewal> {
         let ttl = self.ensemble.session()?.ttl;
         self.ensemble.attach(ttl).await?;
         let place = self.place()?;
-        let mut held = vec![Request::check(&place.path)];
-        held.extend(place.record.details.slot.map(|slot| Request::check(&self.slot_path(&lease.name, slot.number))));
-        let taken = Request::get_data(&self.taken_path(&lease.name));
-        let requests = [Request::multi(&held), Request::get_data(&place.path).watched(), taken];
-        let [committed, ours, taken] = &self.ensemble.call(&requests).await?[..] else {
-            bail!("three answers to three requests")
-        };
-        let place = self.place()?;
-        let committed = committed.as_ref().map_err(|why| refusal(*why, "cannot renew"))?;
-        let ours = match wire::multi_refusal(committed)? {
-            None => found(ours, wire::read_data, "cannot renew")?,
-            Some((_, Refusal::NO_NODE)) => None,
-            Some((_, why)) => return Err(refusal(why, "cannot renew")),
-        };
-        let Some((data, stat)) = ours else {
-            let lost = || Renewal::Lost(messages::deleted(&place.path));
-            return Ok(reason_for(&lease.owner, taken).map_or_else(lost, Renewal::ForceReleased));
-        };
-        if stat.czxid != place.czxid {
-            return Ok(Renewal::Lost(format!("{} is another one now", place.path)));
+        let (path, czxid) = (place.path.clone(), place.stat.czxid);
+        let slot = place.record.details.slot.map(|slot| self.paths.slot(&lease.name, slot.number));
+        let held = std::iter::once(path.clone()).chain(slot).map(|path| Request::check(&path)).collect();
+        let mut ours = None;
+        if self.commit(held, &lease.name, "cannot renew").await? {
+            ours = self.watch_place(&path).await?;
         }
-        self.ensemble.prove();
-        match Record::read(&data).and_then(|record| record.details.revoked) {
-            Some(reason) => Ok(Renewal::Revoked(reason)),
-            None => Ok(Renewal::Held(self.lease_grant()?)),
+        match ours {
+            None => {
+                // That it is lost is certain, even if nobody tells us why.
+                let view = self.view_of(&lease.name).await.ok();
+                let taken = view.and_then(|view| view.runs.history.taken_from(&lease.owner));
+                Ok(taken.map_or_else(|| Renewal::Lost(messages::deleted(&path)), Renewal::ForceReleased))
+            }
+            Some((_, stat)) if stat.czxid != czxid => Ok(Renewal::Lost(format!("{path} is another one now"))),
+            Some((revoked, _)) => {
+                self.ensemble.prove();
+                Ok(revoked.map_or(Renewal::Held(self.lease_grant()?), Renewal::Revoked))
+            }
         }
     }
 
-    /// Notes that a run began, and since when we hold the lock; watches our place from now on. Nothing happens if the lock
-    /// was released before this arrives.
-    pub(super) async fn note(&mut self, lease: &Lease) -> Result<()> {
-        let Some(place) = &mut self.place else { return Ok(()) };
-        // It may be applied without an answer.
-        place.noted = true;
-        let (path, Record { who, details }) = (place.path.clone(), &place.record);
-        // Another version is an operator's, or our own: with slots from when we took one, or from an earlier try.
-        let held = Request::set_data(&path, place.record.to_json().as_bytes(), place.version);
-        let note = runs::note(who, lease.token, details.acquired_at()).to_json();
-        let note_path = format!("{}/{}", self.notes_path(&lease.name), self.place()?.node);
-        let note = Request::create(&note_path, note.as_bytes(), self.acl(), Kind::Persistent);
-        let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
-        self.commit(parts, &lease.name, "cannot note the run").await?;
-        let ours = self.ensemble.call_one(Request::get_data(&path).watched()).await?;
+    /// Watches our place, and reads why an operator asks for it; `None` if it is gone.
+    pub(super) async fn watch_place(&mut self, path: &str) -> Result<Option<(Option<String>, Stat)>> {
+        let ours = self.ensemble.call_one(Request::get_data(path).watched()).await?;
         let ours = found(&ours, wire::read_data, "cannot watch our place")?;
-        let ours = ours.and_then(|(data, _)| Record::read(&data)).filter(|record| record.details.revoked.is_none());
-        // Whatever we were notified of until now is our own doing, or has been read just now.
-        self.ensemble.set_notified(ours.is_none());
-        Ok(())
+        Ok(ours.map(|(data, stat)| (Record::read(&data).and_then(|record| record.details.revoked), stat)))
     }
 
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         self.visit().await?;
         let mut known = self.runs.clone();
         // Once more whenever another holder or an operator has written the history since.
-        loop {
-            let Some(mut parts) = self.letting_go(&lease.name, ending) else {
-                return self.was_released(lease, ending).await;
+        let released = loop {
+            let runs = match known.take() {
+                Some(runs) => runs,
+                None => {
+                    let view = self.view_of(&lease.name).await?;
+                    if self.place.as_ref().is_none_or(|place| view.queue.position(&place.node).is_none()) {
+                        break self.was_released(lease, ending, &view)?;
+                    }
+                    view.runs
+                }
             };
+            let mut parts = self.letting_go(&lease.name, ending)?;
             if let Some(run) = &ending.last_run {
-                let runs = match known.take() {
-                    Some(runs) => runs,
-                    None => self.view_of(&lease.name).await?.runs,
-                };
                 parts.extend(self.record_run(&lease.name, &runs, run, ending.keep));
             }
-            match self.commit(parts, &lease.name, "cannot release").await {
-                Ok(None) => break,
-                Ok(Some(_)) => return self.was_released(lease, ending).await,
-                Err(error) if error.downcast_ref() == Some(&Refusal::BAD_VERSION) => {}
-                Err(error) => return Err(error),
+            if self.commit(parts, &lease.name, "cannot release").await? {
+                break Released::Done;
             }
-        }
+        };
         self.ensemble.end_unused().await;
         self.forget_place();
-        Ok(Released::Done)
+        Ok(released)
     }
 
-    /// What a release does beside adding to the history; `None` if we have no place.
-    fn letting_go(&self, name: &LockName, ending: &Ending) -> Option<Vec<Request>> {
-        let place = self.place.as_ref()?;
-        let create = |path: &str| Request::create(path, b"", self.acl(), Kind::Persistent);
+    /// Our place is gone: an earlier release was done and its answer got lost, or the lock was lost.
+    fn was_released(&self, lease: &Lease, ending: &Ending, view: &View) -> Result<Released> {
+        let held = self.hold_of(&lease.owner, view)?.and_then(Entry::held_on);
+        let history = &view.runs.history;
+        let done = ending.last_run.as_ref().is_some_and(|run| history.has_ending(run))
+            || held.is_some_and(|hold| hold.token == lease.token);
+        Ok(match history.taken_from(&lease.owner) {
+            _ if done => Released::Done,
+            Some(reason) => Released::ForceReleased(reason),
+            None => Released::NotOurs,
+        })
+    }
+
+    /// What a release does beside adding to the history.
+    fn letting_go(&self, name: &LockName, ending: &Ending) -> Result<Vec<Request>> {
+        let place = self.place()?;
+        let create = |path: &str| self.create(path, b"", Kind::Persistent);
         let mut parts = self.removal(name, &place.node, Some(&place.record));
         if place.noted {
-            parts.push(Request::delete(&self.note_path(name, &place.node), ANY_VERSION).unless(Refusal::NO_NODE));
+            parts.push(Request::delete_if_there(&self.paths.note(name, &place.node)));
         }
         let run = ending.last_run.as_ref();
         if let Some(lasts) = ending.hold_until.map(Instant::remaining).filter(|left| !left.is_zero()) {
@@ -114,59 +107,37 @@ impl ZooKeeper {
             let (lasts_ms, in_use) = (lasts.as_millis() as u64, run.is_none());
             record.details.hold = Some(Hold { lasts_ms, token: place.token(), in_use });
             parts.push(self.create_hold(name, &place.node, &record));
-            let slot = place.record.details.slot.map(|slot| self.slot_path(name, slot.number));
+            let slot = place.record.details.slot.map(|slot| self.paths.slot(name, slot.number));
             parts.extend(slot.map(|slot| create(&slot)));
         }
         let once = run.filter(|run| run.succeeded()).and_then(|run| run.once.as_deref());
-        parts.extend(once.map(|key| create(&self.once_path(name, key)).unless(Refusal::NODE_EXISTS)));
-        Some(parts)
+        parts.extend(once.map(|key| create(&self.paths.once(name, key)).unless(Refusal::NODE_EXISTS)));
+        Ok(parts)
     }
 
     /// Adds a run to the history, after those that vanished before it.
     pub(super) fn record_run(&self, name: &LockName, runs: &Runs<i32>, run: &LastRun, keep: usize) -> Vec<Request> {
         let (history, notes) = runs.with(run, keep);
-        let forget = |note: String| Request::delete(&note, ANY_VERSION).unless(Refusal::NO_NODE);
-        let history = Request::set_data(&self.meta_path(name), history.as_bytes(), runs.version);
-        notes.into_iter().map(forget).chain([history]).collect()
+        let history = Request::set_data(&self.paths.history(name), history.as_bytes(), runs.version);
+        notes.iter().map(|note| Request::delete_if_there(note)).chain([history]).collect()
     }
 
-    /// Our place is gone: an earlier release was done and its answer got lost, or the lock was lost.
-    pub(super) async fn was_released(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        self.forget_place();
-        self.visit().await?;
-        let view = self.view_of(&lease.name).await?;
-        let taken = self.why_taken(&lease.name, &lease.owner).await?;
-        let held = self.hold_of(&lease.owner, &view)?.and_then(Found::hold);
-        let done = ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run))
-            || held.is_some_and(|hold| hold.token == lease.token);
-        self.ensemble.end_unused().await;
-        Ok(match taken {
-            _ if done => Released::Done,
-            Some(reason) => Released::ForceReleased(reason),
-            None => Released::NotOurs,
-        })
-    }
-
-    /// Commits all parts or none. Makes what they write below, if it is missing. Only the first part decides: if that is
-    /// refused because its node is gone or was changed, nothing is done, and that is the answer.
-    pub(super) async fn commit(
-        &mut self,
-        mut parts: Vec<Request>,
-        name: &LockName,
-        what: &str,
-    ) -> Result<Option<Refusal>> {
+    /// Commits all parts or none. Makes what they write below, if it is missing. False if nothing was done because somebody
+    /// else was faster: what the first part is about is gone, or what is checked, or something has another version.
+    pub(super) async fn commit(&mut self, mut parts: Vec<Request>, name: &LockName, what: &str) -> Result<bool> {
         let mut made = false;
         loop {
             let answer = self.ensemble.call_one(Request::multi(&parts)).await?;
             let refused = wire::multi_refusal(&answer.map_err(|why| refusal(why, what))?)?;
-            let Some((at, why)) = refused else { return Ok(None) };
+            let Some((at, why)) = refused else { return Ok(true) };
             match parts[at].otherwise.take() {
                 Some((foreseen, Some(instead))) if foreseen == why => parts[at] = *instead,
                 Some((foreseen, None)) if foreseen == why => drop(parts.remove(at)),
-                _ if at == 0 && matches!(why, Refusal::NO_NODE | Refusal::BAD_VERSION) => return Ok(Some(why)),
+                _ if why == Refusal::BAD_VERSION => return Ok(false),
+                _ if why == Refusal::NO_NODE && (at == 0 || parts[at].is_check()) => return Ok(false),
                 otherwise if why == Refusal::NO_NODE && !made => {
-                    self.make(&self.meta_path(name), Kind::Persistent).await?;
-                    self.make(&self.notes_path(name), Kind::Container).await?;
+                    self.make(&self.paths.history(name), Kind::Persistent).await?;
+                    self.make(&self.paths.notes(name), Kind::Container).await?;
                     made = true;
                     parts[at].otherwise = otherwise;
                 }
@@ -179,65 +150,50 @@ impl ZooKeeper {
     pub(super) fn removal(&self, name: &LockName, node: &str, record: Option<&Record<Details>>) -> Vec<Request> {
         let details = record.map(|record| &record.details);
         let is_hold = details.is_some_and(|one| one.hold.is_some());
-        let slot = details.and_then(|one| one.slot).map(|slot| self.slot_path(name, slot.number));
-        let sign = (!is_hold).then(|| self.sign_path(name, node));
-        let others = [slot, sign].into_iter().flatten();
-        let others = others.map(|path| Request::delete(&path, ANY_VERSION).unless(Refusal::NO_NODE));
-        std::iter::once(Request::delete(&self.place_path(name, node), ANY_VERSION)).chain(others).collect()
+        let slot = details.and_then(|one| one.slot).map(|slot| self.paths.slot(name, slot.number));
+        let sign = (!is_hold).then(|| self.paths.sign(name, node));
+        let others = [slot, sign].into_iter().flatten().map(|path| Request::delete_if_there(&path));
+        std::iter::once(Request::delete(&self.paths.place(name, node), ANY_VERSION)).chain(others).collect()
     }
 
     /// Removes a contender. False if it was gone already.
-    pub(super) async fn remove(
-        &mut self,
-        name: &LockName,
-        node: &str,
-        record: Option<&Record<Details>>,
-    ) -> Result<bool> {
-        let removal = self.removal(name, node, record);
-        Ok(self.commit(removal, name, &format!("cannot remove {node}")).await?.is_none())
+    async fn remove(&mut self, name: &LockName, one: &Entry) -> Result<bool> {
+        let removal = self.removal(name, &one.name, one.record.as_ref());
+        self.commit(removal, name, &format!("cannot remove {}", one.name)).await
     }
 
     /// A hold that the server removes by itself, where such nodes are enabled.
     fn create_hold(&self, name: &LockName, node: &str, record: &Record<Details>) -> Request {
-        let path = self.place_path(name, &held_name(node));
-        let create = |kind| Request::create(&path, record.to_json().as_bytes(), self.acl(), kind);
+        let path = self.paths.place(name, &held_name(node));
+        let create = |kind| self.create(&path, record.to_json().as_bytes(), kind);
         let kind = record.details.hold.map_or(Kind::Persistent, |hold| Kind::Expiring(hold.lasts()));
         create(kind).or(Refusal::UNIMPLEMENTED, create(Kind::Persistent))
     }
 
-    /// Removes holds whose time is over from the queue. Returns when the first of the others ends.
+    /// Removes holds whose time is over from the queue. Returns when the first of the others ends. Nobody knows when a hold
+    /// ends that cannot be read: it stays until an operator takes it away.
     pub(super) async fn pass_holds(&mut self, name: &LockName, queue: &mut Queue) -> Result<Option<Instant>> {
-        let now = self.clock.context("we have a place, so we know the server's clock")?.now();
+        let now = self.server_time().context("we have a place, so we know the server's clock")?;
         let mut first_end: Option<Instant> = None;
-        let holds: Vec<Entry> = queue.entries.iter().filter(|one| one.hold.is_some()).cloned().collect();
-        let nodes = self.read_nodes(holds.iter().map(|hold| (name, hold))).await?;
-        for (Entry { name: node, .. }, found) in holds.iter().zip(nodes) {
-            let Some(found) = found else {
-                queue.remove(node);
-                continue;
-            };
-            // Nobody knows when a hold ends that cannot be read. It stays until an operator takes it away.
-            let (Some(stat), Some(hold)) = (found.stat, found.hold()) else { continue };
-            let left = hold.lasts().saturating_sub(now.duration_since(server_date(stat.ctime)).unwrap_or_default());
-            if !left.is_zero() {
-                let end = clock::now() + left;
-                first_end = Some(first_end.map_or(end, |other| other.min(end)));
-            } else if self.remove(name, node, found.record.as_ref()).await? {
-                queue.remove(node);
-            } else {
+        for one in std::mem::take(&mut queue.entries) {
+            match one.left(now) {
+                Some(Duration::ZERO) if self.remove(name, &one).await? => continue,
                 // Somebody else was faster: another waiter, or the owner with a new hold. Ask again.
-                self.ensemble.set_notified(true);
+                Some(Duration::ZERO) => self.ensemble.set_notified(true),
+                Some(left) => first_end = first_end.into_iter().chain([clock::now() + left]).min(),
+                None => {}
             }
+            queue.entries.push(one);
         }
         Ok(first_end)
     }
 
     /// An owner's hold.
-    fn hold_of<'a>(&self, owner: &OwnerId, view: &'a View) -> Result<Option<&'a Found>> {
+    fn hold_of<'a>(&self, owner: &OwnerId, view: &'a View) -> Result<Option<&'a Entry>> {
         let stem = self.spelling.stem(owner);
-        let is_its = |one: &&Found| one.entry.hold.is_some() && one.entry.name.starts_with(&stem);
-        let found = view.nodes.iter().find(is_its);
-        ensure!(found.is_none_or(|one| one.hold().is_some()), messages::overwritten(format_args!("{stem}…")));
+        let is_its = |one: &&Entry| one.hold.is_some() && one.name.starts_with(&stem);
+        let found = view.queue.entries.iter().find(is_its);
+        ensure!(found.is_none_or(|one| one.held_on().is_some()), messages::overwritten(format_args!("{stem}…")));
         Ok(found)
     }
 
@@ -246,15 +202,17 @@ impl ZooKeeper {
     pub(super) async fn move_end(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         loop {
             let view = self.view_of(name).await?;
-            let Some(Found { entry, stat: Some(stat), record: Some(record) }) = self.hold_of(owner, &view)? else {
+            let hold = self.hold_of(owner, &view)?;
+            let Some((hold, Entry { stat: Some(stat), record: Some(record), .. })) = hold.zip(hold) else {
                 let place = view.queue.place_of(&self.spelling.stem(owner));
                 if place.is_some_and(|position| view.queue.holds(position)) {
                     return Ok(Reheld::Running);
                 }
-                return Ok(self.why_taken(name, owner).await?.map_or(Reheld::NotOurs, Reheld::ForceReleased));
+                let taken = view.runs.history.taken_from(owner);
+                return Ok(taken.map_or(Reheld::NotOurs, Reheld::ForceReleased));
             };
             if ttl.is_zero() {
-                let removed = self.remove(name, &entry.name, Some(record)).await?;
+                let removed = self.remove(name, hold).await?;
                 return Ok(if removed { Reheld::Done } else { Reheld::NotOurs });
             }
             if let Some(reason) = &record.details.revoked {
@@ -263,10 +221,10 @@ impl ZooKeeper {
             let mut record = record.clone();
             let lasts_ms = ttl.as_millis() as u64;
             record.details.hold = record.details.hold.map(|hold| Hold { lasts_ms, ..hold });
-            let delete = Request::delete(&self.place_path(name, &entry.name), stat.version);
-            let parts = vec![delete, self.create_hold(name, &entry.name, &record)];
+            let delete = Request::delete(&self.paths.place(name, &hold.name), stat.version);
+            let parts = vec![delete, self.create_hold(name, &hold.name, &record)];
             // If refused: an operator marked it just now, or another process of the owner was faster. Look again.
-            if self.commit(parts, name, "cannot renew").await?.is_none() {
+            if self.commit(parts, name, "cannot renew").await? {
                 return Ok(Reheld::Done);
             }
         }

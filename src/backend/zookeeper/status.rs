@@ -4,121 +4,30 @@
 //! it, and that is named as its place is. A note without a place is of a run that vanished. Notes have to be listed before
 //! the places: a place is always older.
 //!
-//! To free a lock at once makes the run that is cut short the last run, in the same transaction, and puts the reason
-//! where its holder looks for it when its place is gone. That is one node beside the last run, for all whose locks were
-//! taken away recently: the holder's own nodes are gone with its place, and a node for each of them would stay for ever
-//! where a holder never comes back.
+//! To free a lock at once makes the run that is cut short the last run, in the same transaction. Its holder finds the
+//! reason there when its place is gone.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::queue::{Details, Entry, Hold, Queue, server_date};
-use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use super::{ZooKeeper, token};
-use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
-use crate::clock;
+use super::ZooKeeper;
+use super::queue::{Entry, Queue};
+use super::wire::{self, ANY_VERSION, Answer, Refusal, Request, found};
+use crate::backend::{Ask, DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
 use crate::lock::queue::holders;
-use crate::lock::{
-    Contender, Contends, History, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, Runs, Token, messages,
-};
+use crate::lock::{History, Holder, LastRun, LockName, LockState, Runs, Token, messages};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
-/// How many nodes are deleted in one round trip.
+/// How many nodes are deleted in one transaction.
 const TOGETHER: usize = 500;
-/// How many entries are kept for holders that ask late. Even with the longest reasons, this is far below what a node may
-/// hold.
-const MOST_TAKEN: usize = 200;
-
-/// A lock that was taken away.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Taken {
-    owner: String,
-    reason: String,
-}
-
-/// What cannot be read counts as empty.
-fn read_taken(answer: &Answer) -> Vec<Taken> {
-    let data = answer.as_ref().ok().and_then(|answer| wire::read_data(answer).ok());
-    data.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default()
-}
-
-/// Why an owner's lock was freed at once, if it was.
-pub(super) fn reason_for(owner: &OwnerId, answer: &Answer) -> Option<String> {
-    read_taken(answer).into_iter().rev().find(|taken| taken.owner == owner.as_str()).map(|taken| taken.reason)
-}
-
-/// A contender's node as it was found.
-pub(super) struct Found {
-    pub entry: Entry,
-    /// `None` if we may not read the node.
-    pub stat: Option<Stat>,
-    /// `None` for a program other than dlock.
-    pub record: Option<Record<Details>>,
-}
-
-impl Found {
-    /// `None` if the node is gone.
-    pub fn read(entry: &Entry, answer: &Answer) -> Result<Option<Found>> {
-        let (stat, record) = match answer {
-            Ok(answer) => {
-                let (data, stat) = wire::read_data(answer)?;
-                (Some(stat), Record::read(&data))
-            }
-            Err(Refusal::NO_NODE) => return Ok(None),
-            Err(_) => (None, None),
-        };
-        Ok(Some(Found { entry: entry.clone(), stat, record }))
-    }
-
-    pub fn hold(&self) -> Option<Hold> {
-        self.record.as_ref().and_then(|record| record.details.hold)
-    }
-
-    /// How much longer a hold lasts, by our own clock: good enough to be shown.
-    fn left(&self) -> Option<Duration> {
-        let lasted = clock::wall().duration_since(server_date(self.stat?.ctime)).unwrap_or_default();
-        Some(self.hold()?.lasts().saturating_sub(lasted))
-    }
-
-    /// Whether it is not a hold whose time is over.
-    fn is_present(&self) -> bool {
-        self.left().is_none_or(|left| !left.is_zero())
-    }
-
-    pub fn contender(&self) -> Contender {
-        let unknown = Contender::unknown(self.entry.mode);
-        let Some(stat) = self.stat else { return unknown };
-        let since = Some(server_date(stat.ctime));
-        let shown = Contender { token: Some(token(stat.czxid)), waiting_since: since, ..unknown };
-        let Some(Record { who, details }) = self.record.clone() else { return shown };
-        Contender {
-            who: Some(who),
-            token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
-            slot: details.slot.map(|slot| slot.number),
-            acquired_at: details.acquired_at().or(since),
-            ttl: Some(details.ttl()),
-            expires_in: self.left(),
-            revoked: details.revoked.is_some(),
-            ..shown
-        }
-    }
-}
-
-impl Contends for Found {
-    fn mode(&self) -> Mode {
-        self.entry.mode
-    }
-}
 
 /// A lock. What its names tell is read in one round trip, what is in the nodes of contenders and in notes in a second.
 pub(super) struct View {
+    /// Only operators read the nodes of all.
     pub queue: Queue,
-    /// The nodes of the contenders. Only operators read them all.
-    pub nodes: Vec<Found>,
     /// Of those that are alive, as they were just before the queue was read: a newcomer is not taken for one that lost its
     /// place. Only contenders ask for it.
     pub signs: Vec<String>,
@@ -134,17 +43,21 @@ pub(super) struct View {
 
 impl View {
     /// Reads the answers to [`ZooKeeper::view_requests`]. What may not be read beside the queue is as good as empty.
-    pub fn read(answers: &[Answer], what: &str) -> Result<View> {
-        let [notes, queue, meta] = answers else { bail!("an answer to each request") };
+    pub fn read(answers: &[Answer], what: &str, contender: Option<&Ask>) -> Result<View> {
+        let (signs, answers) = answers.split_at(usize::from(contender.is_some()).min(answers.len()));
+        let [notes, queue, meta, once @ ..] = answers else { bail!("an answer to each request") };
         let queue = found(queue, wire::read_children, format_args!("cannot list {what}"))?;
         let queue = Queue::new(&queue.unwrap_or_default());
         let mut vanished = notes.as_ref().map_or_else(|_| Ok(Vec::new()), |notes| wire::read_children(notes))?;
         vanished.retain(|note| queue.position(note).is_none());
+        let signs = signs.first().map(|signs| found(signs, wire::read_children, "cannot list who is alive"));
+        let signs = signs.transpose()?.flatten().unwrap_or_default();
+        let ran_once = once.first().is_some_and(Result::is_ok);
         let meta = meta.as_ref().ok().map(|meta| wire::read_data(meta)).transpose()?;
         let (json, version) = meta.map(|(data, stat)| (data, stat.version)).unwrap_or_default();
         let last_token = serde_json::from_slice(&json).ok().map(|last: Last| last.fencing_token);
         let runs = Runs::new(History::from_json(&String::from_utf8_lossy(&json)), version);
-        Ok(View { queue, nodes: Vec::new(), signs: Vec::new(), ran_once: false, runs, last_token, vanished })
+        Ok(View { queue, signs, ran_once, runs, last_token, vanished })
     }
 }
 
@@ -155,23 +68,25 @@ struct Last {
 }
 
 impl ZooKeeper {
-    pub(super) fn view_requests(&self, name: &LockName) -> [Request; 3] {
-        let [notes, queue] = [self.notes_path(name), self.lock_path(name)].map(|path| Request::get_children(&path));
-        [notes, queue, Request::get_data(&self.meta_path(name))]
+    /// For operators, or for a contender.
+    pub(super) fn view_requests(&self, name: &LockName, contender: Option<&Ask>) -> Vec<Request> {
+        let signs = contender.map(|_| self.paths.signs(name));
+        let lists = signs.into_iter().chain([self.paths.notes(name), self.paths.queue(name)]);
+        let once = contender.and_then(|ask| ask.once.as_ref()).map(|key| self.paths.once(name, key));
+        let history = Request::get_data(&self.paths.history(name));
+        let lists = lists.map(|path| Request::get_children(&path));
+        lists.chain([history]).chain(once.map(|path| Request::exists(&path))).collect()
     }
 
     /// Reads several locks in two round trips, and in one more for each that has runs that vanished.
     async fn views_of(&mut self, names: &[LockName]) -> Result<Vec<View>> {
-        let requests: Vec<_> = names.iter().flat_map(|name| self.view_requests(name)).collect();
+        let requests: Vec<_> = names.iter().flat_map(|name| self.view_requests(name, None)).collect();
         let answers = self.ensemble.call(&requests).await?;
         let views = names.iter().zip(answers.chunks_exact(requests.len() / names.len().max(1)));
-        let views: Result<Vec<View>> = views.map(|(name, answers)| View::read(answers, name.as_str())).collect();
-        let mut views = views?;
-        let entries =
-            names.iter().zip(&views).flat_map(|(name, view)| view.queue.entries.iter().map(move |one| (name, one)));
-        let mut nodes = self.read_nodes(entries).await?.into_iter();
+        let views = views.map(|(name, answers)| View::read(answers, name.as_str(), None));
+        let mut views = views.collect::<Result<Vec<View>>>()?;
+        self.read_nodes(names.iter().zip(views.iter_mut().map(|view| &mut view.queue)), |_| true).await?;
         for (name, view) in names.iter().zip(&mut views) {
-            view.nodes = nodes.by_ref().take(view.queue.entries.len()).flatten().collect();
             self.read_notes(name, view).await?;
         }
         Ok(views)
@@ -181,20 +96,34 @@ impl ZooKeeper {
         self.views_of(std::slice::from_ref(name)).await?.pop().context("one view of each lock")
     }
 
-    /// Reads contenders' nodes in one round trip. `None` stands for those that are gone.
+    /// Reads the nodes of some contenders in one round trip. Those that are gone are removed from their queues.
     pub(super) async fn read_nodes<'a>(
         &mut self,
-        of: impl Iterator<Item = (&'a LockName, &'a Entry)>,
-    ) -> Result<Vec<Option<Found>>> {
-        let (entries, requests): (Vec<_>, Vec<_>) =
-            of.map(|(name, entry)| (entry, Request::get_data(&self.place_path(name, &entry.name)))).unzip();
-        let answers = self.ensemble.call(&requests).await?;
-        entries.into_iter().zip(&answers).map(|(entry, answer)| Found::read(entry, answer)).collect()
+        queues: impl Iterator<Item = (&'a LockName, &'a mut Queue)>,
+        of: impl Fn(&Entry) -> bool,
+    ) -> Result<()> {
+        let queues: Vec<_> = queues.collect();
+        let read = |(name, queue): &(&LockName, &mut Queue)| -> Vec<Request> {
+            let read = |one: &Entry| Request::get_data(&self.paths.place(name, &one.name));
+            queue.entries.iter().filter(|one| of(one)).map(read).collect()
+        };
+        let requests: Vec<_> = queues.iter().flat_map(read).collect();
+        let mut answers = self.ensemble.call(&requests).await?.into_iter();
+        for (_, queue) in queues {
+            let mut there = Vec::with_capacity(queue.entries.len());
+            for mut one in std::mem::take(&mut queue.entries) {
+                if !of(&one) || one.read(&answers.next().context("an answer to each request")?)? {
+                    there.push(one);
+                }
+            }
+            queue.entries = there;
+        }
+        Ok(())
     }
 
     /// Reads the notes of the runs that vanished. One that was released meanwhile has none any more.
     pub(super) async fn read_notes(&mut self, name: &LockName, view: &mut View) -> Result<()> {
-        let paths: Vec<String> = view.vanished.iter().map(|note| self.note_path(name, note)).collect();
+        let paths: Vec<String> = view.vanished.iter().map(|note| self.paths.note(name, note)).collect();
         let requests: Vec<Request> = paths.iter().map(|path| Request::get_data(path)).collect();
         for (path, answer) in paths.into_iter().zip(self.ensemble.call(&requests).await?) {
             let data = found(&answer, wire::read_data, format_args!("cannot read {path}"))?;
@@ -205,7 +134,7 @@ impl ZooKeeper {
     }
 
     pub async fn state_of(&mut self, name: &LockName) -> Result<LockState> {
-        let chroot = if self.chroot.is_empty() { "/" } else { &self.chroot };
+        let chroot = if self.paths.chroot.is_empty() { "/" } else { &self.paths.chroot };
         if self.ensemble.call_one(Request::exists(chroot)).await?.is_err() {
             return Err(self.no_chroot());
         }
@@ -214,7 +143,7 @@ impl ZooKeeper {
 
     async fn states_of(&mut self, names: &[LockName]) -> Result<Vec<LockState>> {
         let state = |(name, view): (&LockName, View)| {
-            let contenders = view.nodes.iter().filter(|one| one.is_present()).map(Found::contender).collect();
+            let contenders = view.queue.entries.iter().filter(|one| one.is_present()).map(Entry::contender).collect();
             LockState::of_queue(name.clone(), "zookeeper", contenders, view.runs.into_history())
         };
         Ok(names.iter().zip(self.views_of(names).await?).map(state).collect())
@@ -224,7 +153,7 @@ impl ZooKeeper {
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
             let mut names = BTreeSet::new();
-            for dir in [self.root.clone(), self.meta.clone()] {
+            for dir in [self.paths.root.clone(), self.paths.meta.clone()] {
                 names.extend(self.ensemble.children(&dir).await?.iter().filter_map(|child| LockName::decode(child)));
             }
             self.listing = Listing::of(names);
@@ -238,14 +167,18 @@ impl ZooKeeper {
         // not write to the history.
         let mut may_record = true;
         for _ in 0..10 {
-            let View { nodes, runs, .. } = self.view_of(name).await?;
-            let queue: Vec<Found> = nodes.into_iter().filter(Found::is_present).collect();
-            let is_meant = |one: &&Found| one.contender().into_holder().is_still(from);
+            let View { queue, runs, .. } = self.view_of(name).await?;
+            let queue: Vec<Entry> = queue.entries.into_iter().filter(Entry::is_present).collect();
+            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
             let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
             let Some(holder) = holder else { return Ok(Revoked::NotHeld) };
-            let (node, record) = (holder.entry.name.as_str(), holder.record.as_ref());
+            let (node, record) = (holder.name.as_str(), holder.record.as_ref());
             // After a run, there is no process left to ask, and how it ended is on record.
-            let is_over = holder.hold().is_some_and(|hold| !hold.in_use);
+            let is_over = holder.held_on().is_some_and(|hold| !hold.in_use);
+            let cut_short = |reason: &str| {
+                let run = runs.cut_short(from, reason).filter(|_| may_record && !is_over);
+                run.map(|run| self.record_run(name, &runs, &run, DEFAULT_HISTORY)).unwrap_or_default()
+            };
             let (parts, done) = match (how, record.zip(holder.stat)) {
                 (Revoke::Safely { .. }, None) => {
                     return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
@@ -253,98 +186,65 @@ impl ZooKeeper {
                 (Revoke::Safely { reason }, Some((record, stat))) if !is_over => {
                     let mut marked = record.clone();
                     marked.details.revoked = Some(reason.clone());
-                    let (path, json) = (self.place_path(name, node), marked.to_json());
+                    let (path, json) = (self.paths.place(name, node), marked.to_json());
                     let mut parts = vec![Request::set_data(&path, json.as_bytes(), stat.version)];
                     // After `dlock acquire` there is no dlock that could say later how it ended.
-                    if may_record && record.details.hold.is_some() {
-                        parts.extend(self.record_cut_short(name, &runs, from, reason));
+                    if record.details.hold.is_some() {
+                        parts.extend(cut_short(reason));
                     }
                     (parts, Revoked::Marked)
                 }
                 (Revoke::Safely { .. }, _) => (self.removal(name, node, record), Revoked::Freed),
                 (Revoke::Now { reason }, _) => {
                     let mut parts = self.removal(name, node, record);
-                    if may_record && !is_over {
-                        parts.push(Request::delete(&self.note_path(name, node), ANY_VERSION).unless(Refusal::NO_NODE));
-                        parts.extend(self.record_cut_short(name, &runs, from, reason));
-                    }
-                    if let Some(record) = record.filter(|_| may_record) {
-                        parts.push(self.tell_taken(name, &record.who.owner, reason).await?);
+                    let run = cut_short(reason);
+                    if !run.is_empty() {
+                        parts.push(Request::delete_if_there(&self.paths.note(name, node)));
+                        parts.extend(run);
                     }
                     (parts, Revoked::Freed)
                 }
             };
             match self.commit(parts, name, &format!("cannot take {name} away")).await {
-                Ok(None) => return Ok(done),
-                Ok(Some(Refusal::NO_NODE)) => return Ok(Revoked::NotHeld),
-                Ok(Some(_)) => {}
-                Err(error) => match error.downcast_ref::<Refusal>() {
-                    Some(&Refusal::BAD_VERSION | &Refusal::NODE_EXISTS) => {}
-                    Some(&Refusal::NO_AUTH) if may_record => may_record = false,
-                    _ => return Err(error),
-                },
+                Ok(true) => return Ok(done),
+                Ok(false) => {}
+                Err(error) if may_record && error.downcast_ref() == Some(&Refusal::NO_AUTH) => may_record = false,
+                Err(error) => return Err(error),
             }
         }
         bail!("{name} changes all the time")
     }
 
-    /// Leaves word for a holder why its lock was freed at once.
-    async fn tell_taken(&mut self, name: &LockName, owner: &OwnerId, reason: &str) -> Result<Request> {
-        let path = self.taken_path(name);
-        let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
-        let mut all = read_taken(&taken);
-        all.push(Taken { owner: owner.to_string(), reason: reason.to_owned() });
-        let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
-        Ok(match &taken {
-            Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
-            Err(_) => Request::create(&path, &latest, self.acl(), Kind::Persistent),
-        })
-    }
-
-    /// Makes a run that an operator cuts short the last one, unless it is on record already.
-    fn record_cut_short(&self, name: &LockName, runs: &Runs<i32>, seen: &Holder, reason: &str) -> Vec<Request> {
-        let run = LastRun::cut_short(seen, reason);
-        if runs.history.has(&run) { Vec::new() } else { self.record_run(name, runs, &run, DEFAULT_HISTORY) }
-    }
-
-    /// Why an owner's lock was freed at once, if it was.
-    pub(super) async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
-        let answer = self.ensemble.call_one(Request::get_data(&self.taken_path(name))).await?;
-        Ok(reason_for(owner, &answer))
-    }
-
     /// Tokens come from the servers' transaction numbers. The last one stays on record, so that lower ones are refused.
     pub(super) async fn forget_runs(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let path = self.meta_path(name);
-        let mut forgotten = false;
-        let paths: Vec<String> = match what {
-            Forget::Once(key) => vec![self.once_path(name, key)],
-            Forget::Everything => loop {
-                let view = self.view_of(name).await?;
-                if view.nodes.iter().any(Found::is_present) {
-                    return Ok(Forgotten::InUse);
-                }
-                if !view.runs.history.runs.is_empty() {
-                    let last = view.last_token.map(|fencing_token| Last { fencing_token });
-                    let last = last.map(|last| serde_json::to_vec(&last)).transpose()?.unwrap_or_default();
-                    match self.ensemble.call_one(Request::set_data(&path, &last, view.runs.version)).await? {
-                        Ok(_) => forgotten = true,
-                        // Somebody has used it meanwhile.
-                        Err(Refusal::BAD_VERSION | Refusal::NO_NODE) => continue,
-                        Err(why) => return Err(refusal(why, format_args!("cannot write {path}"))),
-                    }
-                }
-                let once = self.ensemble.children(&path).await?.into_iter().filter(|child| child.starts_with("once-"));
-                let notes = view.vanished.iter().map(|note| self.note_path(name, note));
-                break once.map(|child| format!("{path}/{child}")).chain(notes).collect();
-            },
-        };
-        for paths in paths.chunks(TOGETHER) {
-            let deletes: Vec<_> = paths.iter().map(|path| Request::delete(path, ANY_VERSION)).collect();
-            for (path, answer) in paths.iter().zip(self.ensemble.call(&deletes).await?) {
-                forgotten |= found(&answer, |_| Ok(()), format_args!("cannot delete {path}"))?.is_some();
-            }
+        let is_done = |done| if done { Forgotten::Done } else { Forgotten::Nothing };
+        if let Forget::Once(key) = what {
+            let once = Request::delete(&self.paths.once(name, key), ANY_VERSION);
+            return self.commit(vec![once], name, "cannot forget a run").await.map(is_done);
         }
-        Ok(if forgotten { Forgotten::Done } else { Forgotten::Nothing })
+        let path = self.paths.history(name);
+        'again: loop {
+            let view = self.view_of(name).await?;
+            if view.queue.entries.iter().any(Entry::is_present) {
+                return Ok(Forgotten::InUse);
+            }
+            let mut parts = Vec::new();
+            if !view.runs.history.runs.is_empty() {
+                let last =
+                    view.last_token.map(|fencing_token| serde_json::to_vec(&Last { fencing_token })).transpose()?;
+                parts.push(Request::set_data(&path, &last.unwrap_or_default(), view.runs.version));
+            }
+            let once = self.ensemble.children(&path).await?.into_iter().filter(|child| child.starts_with("once-"));
+            let notes = view.vanished.iter().map(|note| self.paths.note(name, note));
+            let others = once.map(|child| format!("{path}/{child}")).chain(notes);
+            parts.extend(others.map(|path| Request::delete_if_there(&path)));
+            for parts in parts.chunks(TOGETHER) {
+                if !self.commit(parts.to_vec(), name, "cannot forget its runs").await? {
+                    // Somebody has used it meanwhile.
+                    continue 'again;
+                }
+            }
+            return Ok(is_done(!parts.is_empty()));
+        }
     }
 }

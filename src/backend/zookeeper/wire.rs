@@ -16,13 +16,10 @@ use crate::backend::address::Host;
 use crate::backend::{net, tls};
 use crate::exit::Fault;
 
-/// Who may touch what we create.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acl {
-    Anyone,
-    /// Clients that authenticate as we did.
-    Creator,
-}
+/// Who may touch what we create, as `zkCli.sh` spells it.
+pub const ANYONE: &str = "world:anyone";
+/// Clients that authenticate as we did.
+pub const CREATOR: &str = "auth:";
 
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -44,13 +41,14 @@ pub struct Request {
     pub otherwise: Option<(Refusal, Option<Box<Request>>)>,
 }
 
+const CHECK: i32 = 13;
 const AUTH: i32 = 100;
 /// Answers come in order, so the numbers of requests do not matter; only authentication must have this one.
 const AUTH_XID: i32 = -4;
 const NO_MORE: i32 = -1;
 
 impl Request {
-    pub fn create(path: &str, data: &[u8], acl: Acl, kind: Kind) -> Request {
+    pub fn create(path: &str, data: &[u8], acl: &str, kind: Kind) -> Request {
         const ALL_PERMISSIONS: i32 = 31;
         let (op, flags) = match kind {
             Kind::Persistent => (15, 0),
@@ -59,10 +57,7 @@ impl Request {
             Kind::Container => (19, 4),
             Kind::Expiring(_) => (21, 5),
         };
-        let (scheme, id) = match acl {
-            Acl::Anyone => ("world", "anyone"),
-            Acl::Creator => ("auth", ""),
-        };
+        let (scheme, id) = acl.split_once(':').unwrap_or((acl, ""));
         let node = Request::new(op).buffer(path).buffer(data);
         let create = node.i32(1).i32(ALL_PERMISSIONS).buffer(scheme).buffer(id).i32(flags);
         match kind {
@@ -75,9 +70,18 @@ impl Request {
         Request::new(2).buffer(path).i32(version)
     }
 
+    /// As part of a transaction: whether or not the node is there.
+    pub fn delete_if_there(path: &str) -> Request {
+        Request::delete(path, ANY_VERSION).unless(Refusal::NO_NODE)
+    }
+
     /// That the node is there; as part of a [`multi`](Self::multi) only.
     pub fn check(path: &str) -> Request {
-        Request::new(13).buffer(path).i32(ANY_VERSION)
+        Request::new(CHECK).buffer(path).i32(ANY_VERSION)
+    }
+
+    pub fn is_check(&self) -> bool {
+        self.op == CHECK
     }
 
     pub fn exists(path: &str) -> Request {
@@ -272,13 +276,9 @@ pub struct Stat {
 
 pub fn read_stat(answer: &[u8]) -> Result<Stat> {
     let mut read = answer;
-    let czxid = read.try_get_i64()?;
-    let _mzxid = read.try_get_i64()?;
-    let ctime = read.try_get_i64()?;
-    let _mtime = read.try_get_i64()?;
-    let version = read.try_get_i32()?;
-    let _cversion = read.try_get_i32()?;
-    let _aversion = read.try_get_i32()?;
+    let (czxid, _mzxid) = (read.try_get_i64()?, read.try_get_i64()?);
+    let (ctime, _mtime) = (read.try_get_i64()?, read.try_get_i64()?);
+    let (version, _cversion, _aversion) = (read.try_get_i32()?, read.try_get_i32()?, read.try_get_i32()?);
     Ok(Stat { czxid, ctime, version, ephemeral_owner: read.try_get_i64()? })
 }
 

@@ -123,7 +123,7 @@ async fn loss_is_seen_at_once_and_only_when_the_server_says_so() {
 
     // The key alone, with the lease alive; then the same key anew.
     let lease = granted(&mut a, &first).await;
-    let key = a.keys.contender(&first.name, lease_id(&first.name, first.who.owner.as_str()));
+    let (_, key) = a.keys.own(&first.name, &first.who.owner);
     b.members.transact(Txn::new().and_then([TxnOp::delete(key, None)])).await.unwrap();
     told(&mut a).await;
     assert!(matches!(a.renew(&lease).await.unwrap(), Renewal::Lost(_)));

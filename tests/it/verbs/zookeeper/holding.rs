@@ -1,7 +1,7 @@
 //! The first moments of a holder, and the record that it leaves.
 
 use dlock::backend::zookeeper::ZooKeeper;
-use dlock::backend::zookeeper::wire::{self, Acl, Kind, Request};
+use dlock::backend::zookeeper::wire::{self, Kind, Request};
 use dlock::backend::{Backend, Released, Renewal, Revoke, Revoked};
 use dlock::lock::Mode;
 
@@ -19,7 +19,7 @@ async fn a_run_leaves_its_record_whether_or_not_there_was_one_when_it_was_grante
     let first = ask("job", Mode::Exclusive);
     let record = "/recorded-meta/job";
     other.visit().await.unwrap();
-    let make = || Request::create(record, b"", Acl::Anyone, Kind::Persistent);
+    let make = || Request::create(record, b"", wire::ANYONE, Kind::Persistent);
     let take_away = || Request::delete(record, wire::ANY_VERSION);
     let cases = [(None, None), (None, Some(take_away())), (Some(take_away()), Some(make())), (Some(take_away()), None)];
     for (before, meanwhile) in cases {

@@ -1,7 +1,7 @@
 //! More locks than fit on a page.
 
 use dlock::backend::Backend;
-use dlock::backend::zookeeper::wire::{Acl, Kind, Request};
+use dlock::backend::zookeeper::wire::{ANYONE, Kind, Request};
 use dlock::lock::{Mode, State};
 
 use super::{ZooKeeperBed, ask, ending, granted, open_under};
@@ -16,7 +16,7 @@ async fn a_list_has_every_lock_once_over_all_pages() {
     granted(&mut client, &one).await;
     let mut names: Vec<String> = (0..600).map(|n| format!("lock-{n}")).collect();
     let nodes = names.iter().map(|name| format!("/listed-meta/{name}"));
-    let create = |path: String| Request::create(&path, b"nonsense", Acl::Anyone, Kind::Persistent);
+    let create = |path: String| Request::create(&path, b"nonsense", ANYONE, Kind::Persistent);
     assert!(client.ensemble.call(&nodes.map(create).collect::<Vec<_>>()).await.unwrap().iter().all(Result::is_ok));
     names.extend(["a/held".to_owned(), "z/released".to_owned()]);
     names.sort();

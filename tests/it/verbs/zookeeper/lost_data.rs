@@ -67,7 +67,7 @@ async fn a_token_that_is_not_greater_than_one_on_record_is_not_handed_out() {
         let high = Lease { token: Token(lease.token.0 + 1_000_000), ..lease };
         let record = ending(&high).last_run.unwrap().to_json();
         other.visit().await.unwrap();
-        let meta = other.meta_path(&ask.name);
+        let meta = other.paths.history(&ask.name);
         let write = |text: &str| Request::set_data(&meta, text.as_bytes(), wire::ANY_VERSION);
         other.ensemble.call_one(write(&record)).await.unwrap().unwrap();
         let error = client.try_acquire(&ask).await.expect_err("a token that went back");
