@@ -7,8 +7,8 @@
 //! somebody else. Below a [`Dir`], which is such a path once it has been resolved, no symlink is followed at all.
 //!
 //! A file has to be a regular one: opening a pipe or a device could wait for ever. One that is changed in its place must
-//! have no second name, see [`sole_name`]. One openat2(2) goes down a path without symlinks; where there is one, and
-//! before Linux 5.6, it takes an openat(2) with O_NOFOLLOW for each level.
+//! have no second name, see [`sole_name`]. It takes an openat(2) with O_NOFOLLOW for each level of a path; the
+//! directory of the locks is opened by one openat2(2), if no symlink is on the way and Linux is 5.6 or newer.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -53,14 +53,7 @@ pub fn resolve(path: &Path) -> Result<Place> {
     let mut real = if path.is_absolute() { PathBuf::from("/") } else { std::env::current_dir()? };
     let mut left: Vec<OsString> = Vec::new();
     push(&mut left, path.strip_prefix("/").unwrap_or(path));
-    let mut fd = match path.parent().and_then(|above| Some((above, at_once(above)?))) {
-        Some((above, fd)) => {
-            real.push(above);
-            left.truncate(1);
-            fd
-        }
-        None => enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?,
-    };
+    let mut fd = enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?;
     let mut links = 0;
     while let Some(name) = left.pop() {
         match name.as_bytes() {

@@ -16,11 +16,13 @@ mod status;
 mod wait;
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
+use nix::unistd::geteuid;
 
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Reheld, Released, Renewal, Revoke,
@@ -30,9 +32,8 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
-use folder::{Directory, Folder, LockFiles, Lockable, default_directory, revoke, slot, taken};
+use folder::{Directory, Folder, LockFiles, Lockable, OF_ROOT, default_directory, revoke, slot, taken};
 use record::{Details, HOLDER};
-pub use status::held_by_root;
 pub use wait::linger;
 use wait::{Interference, Waiting};
 
@@ -224,4 +225,12 @@ pub fn default_address() -> Result<Address> {
         Fault::Config.because(format_args!("the lock directory {shown} is not UTF-8: use --backend file:///DIR"))
     })?;
     Address::parse(&format!("file://{}", text.replace('%', "%25").replace('?', "%3F")))
+}
+
+/// Root's lock of this name, if it is held and what a user means by default is another one: the user may not know.
+pub fn held_by_root(address: &Address, name: &LockName) -> Option<PathBuf> {
+    let is_own = address.scheme() == "file" && default_directory().is_ok_and(|own| own == Path::new(address.path()));
+    let lock = Path::new(OF_ROOT).join(format!("{}.lock", name.encoded()));
+    let held = || lock.exists() && status::HeldFlocks::read().holder_of(&lock).is_some();
+    (is_own && !geteuid().is_root() && held()).then_some(lock)
 }

@@ -4,20 +4,17 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Result as IoResult};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use nix::libc;
 use nix::sys::statfs::{FsType, statfs};
-use nix::unistd::geteuid;
 
 use super::NAME;
-use super::folder::{self, Folder, LockFiles, OF_ROOT, TAKEN, WAITING, default_directory, refusal, taken};
+use super::folder::{self, Folder, LockFiles, TAKEN, WAITING, refusal, taken};
 use super::record::{self, Details, HOLDER, LAST_RUN, ONCE, Seen, WAITER, is_kept};
-use crate::backend::{
-    Address, DEFAULT_HISTORY, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked,
-};
+use crate::backend::{DEFAULT_HISTORY, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
@@ -290,14 +287,6 @@ fn command_of(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words: Vec<_> = line.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
     Some(words.join(" ").trim_end().to_owned()).filter(|line| !line.is_empty())
-}
-
-/// Root's lock of this name, if it is held and what a user means by default is another one: the user may not know.
-pub fn held_by_root(address: &Address, name: &LockName) -> Option<PathBuf> {
-    let is_own = address.scheme() == "file" && default_directory().is_ok_and(|own| own == Path::new(address.path()));
-    let lock = Path::new(OF_ROOT).join(format!("{}.lock", name.encoded()));
-    let held = || lock.exists() && HeldFlocks::read().holder_of(&lock).is_some();
-    (is_own && !geteuid().is_root() && held()).then_some(lock)
 }
 
 /// Kinds of file systems by their magic number, and what their locks are worth.
