@@ -7,11 +7,11 @@
 //! somebody else. Below a [`Dir`], which is such a path once it has been resolved, no symlink is followed at all.
 //!
 //! A file has to be a regular one: opening a pipe or a device could wait for ever. One that is changed in its place must
-//! have no second name, see [`sole_name`]. One openat2(2) goes down a path without symlinks; where there is one, and
-//! before Linux 5.6, it takes an openat(2) with O_NOFOLLOW for each level.
+//! have no second name, see [`sole_name`]. It takes an openat(2) with O_NOFOLLOW for each level of a path; the
+//! directory of the locks is opened by one openat2(2), if no symlink is on the way and Linux is 5.6 or newer.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -53,14 +53,7 @@ pub fn resolve(path: &Path) -> Result<Place> {
     let mut real = if path.is_absolute() { PathBuf::from("/") } else { std::env::current_dir()? };
     let mut left: Vec<OsString> = Vec::new();
     push(&mut left, path.strip_prefix("/").unwrap_or(path));
-    let mut fd = match path.parent().and_then(|above| Some((above, at_once(above)?))) {
-        Some((above, fd)) => {
-            real.push(above);
-            left.truncate(1);
-            fd
-        }
-        None => enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?,
-    };
+    let mut fd = enter(AT_FDCWD, OsStr::new(if path.is_absolute() { "/" } else { "." }))?;
     let mut links = 0;
     while let Some(name) = left.pop() {
         match name.as_bytes() {
@@ -164,12 +157,17 @@ impl Dir {
 
     /// Opens a regular file, without waiting for anybody.
     pub fn open_file(&self, name: impl AsRef<OsStr>, flags: OFlag, mode: u32) -> Result<File> {
+        self.open_known(name, flags, mode).map(|(file, _)| file)
+    }
+
+    /// Opens a regular file, and says what the kernel knows of it.
+    pub fn open_known(&self, name: impl AsRef<OsStr>, flags: OFlag, mode: u32) -> Result<(File, Metadata)> {
         const SAFELY: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
         let opened = openat(&self.fd, name.as_ref(), flags | SAFELY, Mode::from_bits_truncate(mode));
         let file = File::from(opened.map_err(no_link)?);
-        match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
+        match file.metadata()? {
+            meta if meta.is_file() => Ok((file, meta)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "it is no regular file: remove it")),
         }
     }
 
@@ -217,8 +215,8 @@ impl Dir {
 
 /// Refuses a file with a second name: whoever can write to a directory may have given a file of ours, that he could not
 /// change himself, a name there.
-pub fn sole_name(file: File) -> Result<File> {
-    match file.metadata()?.nlink() {
+pub fn sole_name((file, meta): (File, Metadata)) -> Result<File> {
+    match meta.nlink() {
         0 | 1 => Ok(file),
         _ => Err(refused("it is a hard link, which could lead anywhere: remove it")),
     }

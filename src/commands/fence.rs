@@ -99,7 +99,7 @@ fn mark_of(resource: &Path) -> Result<Place> {
 }
 
 fn open(mark: &Place) -> Result<File> {
-    let opened = mark.dir.open_file(&mark.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
+    let opened = mark.dir.open_known(&mark.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
     opened.map_err(|error| failed(error, &mark.path()))
 }
 

@@ -182,7 +182,7 @@ fn tokens() -> Vec<Vec<u8>> {
 
 fn token(input: &[u8]) -> bool {
     const DATE: u64 = 1_763_287_200_000_000;
-    let next = || FILE.with(|file| file::token::advance(file, DATE, "this-boot").unwrap());
+    let next = || FILE.with(|file| file::acquire::advance(file, DATE, "this-boot").unwrap());
     let first = with_file(input, |_| next());
     let second = next();
     assert!(first.0 >= DATE && second > first && i64::try_from(second.0).is_ok(), "{first:?} {second:?}");

@@ -5,25 +5,24 @@
 //! `last-run`, `once`, and what an operator leaves for a holder: `revoke.OWNER`, the request to stop, and `taken.OWNER`,
 //! why its lock is gone.
 //!
-//! A token is the greater of counter + 1 and microseconds since the epoch; see `token`. The kernel frees a flock when its
+//! A token is the greater of counter + 1 and microseconds since the epoch; see `acquire`. The kernel frees a flock when its
 //! last descriptor is closed or somebody who has it says so: there is no expiry, and the ttl only limits how long a
 //! stopped dlock can stay in the way.
 
-mod directory;
-mod files;
+pub mod acquire;
+mod folder;
 pub mod record;
-mod runs;
 mod status;
-mod take;
-pub mod token;
 mod wait;
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
+use nix::unistd::geteuid;
 
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Reheld, Released, Renewal, Revoke,
@@ -33,11 +32,9 @@ use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Grant, Holder, LockName, LockState, OwnerId, Record};
 use crate::openat::Names;
-use directory::Directory;
-pub use directory::{default_directory, held_by_root};
-use files::{Folder, LockFiles, leads_to, revoke, taken};
-pub use record::linger;
+use folder::{Directory, Folder, LockFiles, Lockable, OF_ROOT, default_directory, revoke, slot, taken};
 use record::{Details, HOLDER};
+pub use wait::linger;
 use wait::{Interference, Waiting};
 
 pub const NAME: &str = "file";
@@ -46,7 +43,7 @@ pub struct FileBackend {
     directory: Directory,
     /// What keeps the lock ours.
     claim: Option<Claim>,
-    waiting: Waiting,
+    waiting: Option<Waiting>,
     /// Tells us what happens to the claim.
     interference: Option<Interference>,
     listing: Option<(Folder, Names)>,
@@ -55,8 +52,8 @@ pub struct FileBackend {
 /// A lock that was taken: the locked files, and the record that tells others about it.
 struct Claim {
     files: LockFiles,
-    lock: Arc<File>,
-    slot: Option<(u32, Arc<File>)>,
+    lock: Lockable,
+    slot: Option<(u32, Lockable)>,
     record: Record<Details>,
     record_file: Arc<File>,
 }
@@ -64,26 +61,26 @@ struct Claim {
 impl FileBackend {
     pub fn open(address: &Address) -> Result<FileBackend> {
         let directory = Directory::new(address)?;
-        Ok(FileBackend { directory, claim: None, waiting: Waiting::default(), interference: None, listing: None })
+        Ok(FileBackend { directory, claim: None, waiting: None, interference: None, listing: None })
     }
 }
 
 impl Claim {
     /// The record is the one at [`record::RECORD`].
     fn descriptors(&self) -> Vec<Arc<File>> {
-        let slot = self.slot.iter().map(|(_, file)| Arc::clone(file));
-        [Arc::clone(&self.lock), Arc::clone(&self.record_file)].into_iter().chain(slot).collect()
+        let slot = self.slot.as_ref().map(|(_, slot)| &slot.file);
+        [&self.lock.file, &self.record_file].into_iter().chain(slot).cloned().collect()
     }
 
     /// Why the files we have locked are not the ones that others would lock, if so.
     fn displaced(&self) -> Result<Option<String>> {
-        let files = &self.files;
-        let path = match &self.slot {
-            _ if !leads_to(&files.lock_path(), &self.lock)? => files.lock_path(),
-            Some((n, file)) if !leads_to(&files.slot_path(*n), file)? => files.slot_path(*n),
-            _ => return Ok(None),
-        };
-        Ok(Some(format!("{} was deleted or replaced", path.display())))
+        let slot = self.slot.iter().map(|(n, file)| (self.files.side_path().join(slot(*n)), file));
+        for (path, file) in [(self.files.lock_path(), &self.lock)].into_iter().chain(slot) {
+            if !file.is_at(&path)? {
+                return Ok(Some(format!("{} was deleted or replaced", path.display())));
+            }
+        }
+        Ok(None)
     }
 
     /// Unlocks explicitly, since the guardian has the same descriptors.
@@ -106,8 +103,13 @@ impl Backend for FileBackend {
     async fn changed(&mut self) -> Result<()> {
         /// A run that is over by then is not watched over: closing a watch costs the kernel many milliseconds.
         const SHORT_RUN: Duration = Duration::from_millis(300);
-        let Some(claim) = &self.claim else { return self.waiting.for_release().await };
-        self.waiting.is_over();
+        let Some(claim) = &self.claim else {
+            return match &mut self.waiting {
+                Some(waiting) => waiting.for_release().await,
+                None => std::future::pending().await,
+            };
+        };
+        self.waiting = None;
         let Some(interference) = &mut self.interference else {
             tokio::time::sleep(SHORT_RUN).await;
             self.interference = Some(Interference::watch(&claim.files, &claim.record));
@@ -118,7 +120,7 @@ impl Backend for FileBackend {
     }
 
     async fn withdraw(&mut self, _ask: &Ask) -> Result<()> {
-        self.waiting = Waiting::default();
+        self.waiting = None;
         if let Some(claim) = self.claim.take() {
             claim.let_go(claim.files.look().ok().flatten().as_ref());
         }
@@ -127,7 +129,7 @@ impl Backend for FileBackend {
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
         let from = clock::now();
-        self.waiting.is_over();
+        self.waiting = None;
         let claim = self.claim.as_ref().context("nothing is held")?;
         let mark = |name: String| claim.files.look().ok().flatten()?.read(&name).ok();
         if let Some(why) = claim.displaced()? {
@@ -144,7 +146,7 @@ impl Backend for FileBackend {
         // Somebody may have deleted it.
         let side = if is_ours { claim.files.side().map(Some) } else { claim.files.look() };
         let recorded = match &ending.last_run {
-            Some(last_run) if is_ours => runs::record_run(&side, last_run, ending.keep),
+            Some(last_run) if is_ours => record::record_run(&side, last_run, ending.keep),
             _ => Ok(()),
         };
         let side = side.ok().flatten();
@@ -160,7 +162,7 @@ impl Backend for FileBackend {
             }
         }
         // Only now, when others need not wait for it.
-        self.waiting.is_over();
+        self.waiting = None;
         let mut reason = None;
         if let Some(side) = side {
             let marked = side.remove(&revoke(&lease.owner)).is_ok();
@@ -207,7 +209,7 @@ impl Backend for FileBackend {
 
     async fn examine(&mut self) -> Result<Checkup> {
         self.directory.open()?;
-        Ok(Checkup { findings: directory::examine(self.directory.path())?, clock_offset_us: None })
+        Ok(Checkup { findings: status::examine(&self.directory.path)?, clock_offset_us: None })
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
@@ -223,4 +225,12 @@ pub fn default_address() -> Result<Address> {
         Fault::Config.because(format_args!("the lock directory {shown} is not UTF-8: use --backend file:///DIR"))
     })?;
     Address::parse(&format!("file://{}", text.replace('%', "%25").replace('?', "%3F")))
+}
+
+/// Root's lock of this name, if it is held and what a user means by default is another one: the user may not know.
+pub fn held_by_root(address: &Address, name: &LockName) -> Option<PathBuf> {
+    let is_own = address.scheme() == "file" && default_directory().is_ok_and(|own| own == Path::new(address.path()));
+    let lock = Path::new(OF_ROOT).join(format!("{}.lock", name.encoded()));
+    let held = || lock.exists() && status::HeldFlocks::read().holder_of(&lock).is_some();
+    (is_own && !geteuid().is_root() && held()).then_some(lock)
 }

@@ -1,25 +1,30 @@
-//! `holder.OWNER` and `waiter.OWNER`: who is there, in JSON. The process that wrote a record keeps a flock on it, so
-//! that a reader can tell whether it is alive without touching the lock itself, and across containers, where a pid means
-//! nothing.
+//! What is stored in `NAME.d` of those who hold the lock or wait for it, and of the runs under it.
 //!
-//! A lock that is held on to without a run has a process with nothing else to do, which keeps the flock for programs
-//! that know only flock(2): see [`linger`]. The record says until when, and that it is still wanted.
+//! `holder.OWNER` and `waiter.OWNER` say who is there, in JSON. The process that wrote a record keeps a flock on it, so
+//! that a reader can tell whether it is alive without touching the lock itself, and across containers, where a pid means
+//! nothing. A lock that is held on to without a run has a process with nothing else to do, which keeps the flock for
+//! programs that know only flock(2): see `wait::linger`. The record says until when, and that it is still wanted.
+//!
+//! `last-run` has the last run with the runs before it, `once` the keys of successful runs, one per line. A line counts
+//! when it has its end, and not before: a disk that gets full in the middle of a key leaves a part of it, which may be a
+//! key of its own.
 
 use std::fs::{File, TryLockError};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{ErrorKind, Result as IoResult, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use nix::sys::stat::fstat;
+use anyhow::{Context, Error, Result, ensure};
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 
-use super::files::{Folder, revoke};
-use crate::backend::{Ask, DEFAULT_HISTORY};
+use super::folder::{Folder, content, refusal, revoke};
+use crate::backend::{Ask, DEFAULT_HISTORY, Unrecorded};
 use crate::clock::{self, Instant};
-use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, Token};
+use crate::exit::Fault;
+use crate::lock::{Contender, History, LastRun, Mode, OwnerId, Record, Token};
 
 /// Where the record is among a claim's descriptors.
 pub const RECORD: usize = 1;
@@ -34,6 +39,11 @@ pub const WAITS: Token = Token(0);
 /// What the names of the records begin with: in `NAME.d`, and in `waiting` below it.
 pub const HOLDER: &str = "holder.";
 pub const WAITER: &str = "waiter.";
+
+/// No key has such a character, so no line with it is a key.
+const SPOILT: &str = "\0\n";
+pub const LAST_RUN: &str = "last-run";
+pub const ONCE: &str = "once";
 
 /// What a contender stores beside its identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,10 +131,7 @@ impl Record<Details> {
     }
 
     pub fn read_from(file: &impl AsFd) -> Option<Record<Details>> {
-        let size = fstat(file.as_fd()).ok()?.st_size;
-        let mut json = vec![0; usize::try_from(size).ok()?.min(LONGEST)];
-        let length = nix::sys::uio::pread(file, &mut json, 0).ok()?;
-        Record::from_json(&json[..length])
+        Record::from_json(&content(file, LONGEST).ok()?)
     }
 
     /// The record of a holder of the lock file with this inode, open for reading.
@@ -230,7 +237,8 @@ pub fn file_of(prefix: &str, owner: &OwnerId) -> String {
 /// Of this boot. Read once; a waiter reads it early, when there is time.
 pub fn boot_id() -> &'static str {
     static BOOT: LazyLock<String> = LazyLock::new(|| {
-        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+        let read = || content(&File::open("/proc/sys/kernel/random/boot_id")?, 64);
+        String::from_utf8_lossy(&read().unwrap_or_default()).trim().to_owned()
     });
     &BOOT
 }
@@ -239,37 +247,101 @@ fn in_millis(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, clock::millis)
 }
 
-/// Returns when the record, which is among the descriptors, has been deleted, or its time is over.
-pub fn linger(descriptors: &[OwnedFd], mut until: Instant) {
-    let Some(file) = descriptors.get(RECORD) else { return };
-    let changes = watch(file);
-    let mut owner = None;
-    while !is_deleted(file) && !until.has_passed() {
-        // If somebody has overwritten the record, the end stays what it was.
-        if let Some(record) = Record::<Details>::read_from(file)
-            && *owner.get_or_insert_with(|| record.who.owner.clone()) == record.who.owner
-        {
-            let Some(left) = record.held_on_for() else { return };
-            until = clock::now() + left;
+/// Records how a run ended.
+pub fn record_run(side: &Result<Option<Folder>>, run: &LastRun, keep: usize) -> Result<()> {
+    let what_ended = |error: &Error| unrecorded("how the run ended", "status shows an older one", error);
+    let Some(side) = side.as_ref().map_err(what_ended)? else { return Ok(()) };
+    let once = match &run.once {
+        Some(key) if run.succeeded() => side
+            .record_once(key)
+            .map_err(|error| unrecorded(&format!("--once {key}"), "a run with it will not be skipped", &error)),
+        _ => Ok(()),
+    };
+    once.and(side.remember(run.clone(), keep).map_err(|error| what_ended(&error)))
+}
+
+/// Of `NAME.d`.
+impl Folder {
+    /// Makes a run the last one, unless it is on record already. Overwrites the file in place, in one piece: to put a new
+    /// file there makes ext4 write to the disk at once. If somebody reads it just then, a new file takes its place, and
+    /// the reader keeps the old one.
+    pub fn remember(&self, run: LastRun, keep: usize) -> Result<()> {
+        /// Padded with spaces, it never becomes shorter.
+        const GRAIN: usize = 512;
+        const LONGEST: usize = 1 << 20;
+        let own = self.reach_into(LAST_RUN).ok().filter(|file| file.try_lock().is_ok());
+        let own = own.and_then(|file| Some((content(&file, LONGEST + 1).ok()?, file)));
+        let own = own.filter(|(before, _)| before.len() <= LONGEST);
+        let mut history = own.as_ref().map_or_else(|| self.history(), |(before, _)| parsed(before));
+        if history.has(&run) {
+            return Ok(());
         }
-        // Where nothing tells us of a change, look now and then.
-        let longest = if changes.is_some() { Duration::from_secs(3600) } else { Duration::from_millis(500) };
-        let millis = u16::try_from(until.remaining().min(longest).as_millis() + 1).unwrap_or(u16::MAX);
-        let mut fds: Vec<_> = changes.iter().map(|changes| PollFd::new(changes.as_fd(), PollFlags::POLLIN)).collect();
-        let _ = poll(&mut fds, PollTimeout::from(millis));
-        if let Some(changes) = &changes {
-            let _ = changes.read_events();
+        history.add(run, keep);
+        let mut json = history.to_json().unwrap_or_default().into_bytes();
+        let length = own.as_ref().map_or(0, |(before, _)| before.len()).max(json.len());
+        json.resize(length.next_multiple_of(GRAIN), b' ');
+        match own {
+            Some((_, file)) if file.write_all_at(&json, 0).is_ok() => Ok(()),
+            _ => self.replace(LAST_RUN, &json).map(drop),
+        }
+    }
+
+    pub fn history(&self) -> History {
+        let Ok(file) = self.look_into(LAST_RUN) else { return History::default() };
+        // One that is being written will be complete in a moment; but its writer may have been stopped.
+        soon(10, || file.try_lock_shared().is_ok());
+        content(&file, usize::MAX).map_or_else(|_| History::default(), |json| parsed(&json))
+    }
+
+    fn record_once(&self, key: &str) -> Result<()> {
+        let record = || {
+            let mut file = self.open_to_write(ONCE, OFlag::O_APPEND)?;
+            // Holders of a shared lock may end at the same time. Each needs the file for a moment; but one may have been
+            // stopped, and then the key matters more.
+            let alone = soon(100, || file.try_lock().is_ok());
+            let before = file.metadata()?.len();
+            let end_of_line = if ends_whole(&file, before)? { "" } else { SPOILT };
+            let written = file.write_all(format!("{end_of_line}{key}\n").as_bytes());
+            if written.is_err() && alone {
+                // If this fails too, the part of a line counts for nothing.
+                let _ = file.set_len(before);
+            }
+            written.and_then(|()| file.sync_data())
+        };
+        record().map_err(|error| refusal(error, "cannot write", &self.path(ONCE)))
+    }
+
+    pub fn is_recorded(&self, once: &str) -> Result<bool> {
+        match self.read(ONCE) {
+            Ok(keys) => Ok(keys.split_inclusive('\n').any(|line| line.strip_suffix('\n') == Some(once))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(refusal(error, "cannot read", &self.path(ONCE))),
         }
     }
 }
 
-fn is_deleted(file: &OwnedFd) -> bool {
-    fstat(file.as_fd()).is_ok_and(|stat| stat.st_nlink == 0)
+fn parsed(json: &[u8]) -> History {
+    History::from_json(&String::from_utf8_lossy(json))
 }
 
-fn watch(record: &OwnedFd) -> Option<Inotify> {
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
-    let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF;
-    inotify.add_watch(format!("/proc/self/fd/{}", record.as_raw_fd()).as_str(), events).ok()?;
-    Some(inotify)
+/// Tries so often, with a millisecond between two tries.
+fn soon(tries: u32, mut done: impl FnMut() -> bool) -> bool {
+    (0..tries).any(|_| {
+        done() || {
+            std::thread::sleep(Duration::from_millis(1));
+            false
+        }
+    })
+}
+
+fn ends_whole(file: &File, length: u64) -> IoResult<bool> {
+    let Some(last) = length.checked_sub(1) else { return Ok(true) };
+    let mut end = [0];
+    file.read_exact_at(&mut end, last)?;
+    Ok(end == *b"\n")
+}
+
+fn unrecorded(what: &str, so: &str, error: &Error) -> Error {
+    let why = error.root_cause();
+    Error::new(Unrecorded(format!("{what} is not on record, so {so}: {why}"))).context(Fault::Refused)
 }

@@ -1,19 +1,20 @@
-//! Looking at locks, and taking them away.
+//! Looking at locks and at the directory they are in, and taking locks away.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::io::{ErrorKind, Result as IoResult};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use nix::libc;
+use nix::sys::statfs::{FsType, statfs};
 
 use super::NAME;
-use super::directory::refusal;
-use super::files::{self, Folder, LockFiles, WAITING, taken};
-use super::record::{self, Details, HOLDER, Seen, WAITER, is_kept};
-use crate::backend::{DEFAULT_HISTORY, Forget, Forgotten, Page, Reheld, Revoke, Revoked};
+use super::folder::{self, Folder, LockFiles, TAKEN, WAITING, refusal, taken};
+use super::record::{self, Details, HOLDER, LAST_RUN, ONCE, Seen, WAITER, is_kept};
+use crate::backend::{DEFAULT_HISTORY, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked};
 use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
@@ -47,7 +48,7 @@ fn on_record(side: &Folder, name: &LockName, inode: u64) -> Result<LockState> {
     // For a moment, a new holder is still on record as a waiter.
     waiters.retain(|seen| seen.alive && !present.iter().any(|holder| holder.owner() == seen.owner()));
     let as_holder = |seen: Seen| {
-        let revoked = side.look_into(&files::revoke(seen.owner())).is_ok();
+        let revoked = side.look_into(&folder::revoke(seen.owner())).is_ok();
         Contender { revoked, ..seen.into_contender() }
     };
     let holders = present.into_iter().map(as_holder).collect();
@@ -93,7 +94,7 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
             Ok(Revoked::Marked)
         }
         Revoke::Safely { reason } => {
-            side.replace(&files::revoke(owner), reason.as_bytes())?;
+            side.replace(&folder::revoke(owner), reason.as_bytes())?;
             if details.hold.is_some() {
                 cut_short(&side, from, reason)?;
             }
@@ -102,18 +103,18 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
         // To replace the file would take the lock from all who share it. This one is told, and is no holder from now on.
         Revoke::Now { reason } if details.mode == Mode::Shared && holders.len() > 1 => {
             // The operator may free the others next; then this one finds the file replaced instead of the mark.
-            let _ = side.note_taken(owner, reason);
+            let _ = note_taken(&side, owner, reason);
             if details.hold.is_none() {
-                side.replace(&files::revoke(owner), reason.as_bytes())?;
+                side.replace(&folder::revoke(owner), reason.as_bytes())?;
             }
             seen.remove(&side)?;
             Ok(Revoked::Freed)
         }
         Revoke::Now { reason } => {
-            let told = side.note_taken(owner, reason);
+            let told = note_taken(&side, owner, reason);
             let recorded = if details.ended { Ok(()) } else { cut_short(&side, from, reason) };
             match (details.mode, details.slot) {
-                (Mode::Slots(_), Some(slot)) => side.renew(&files::slot(slot))?,
+                (Mode::Slots(_), Some(slot)) => side.renew(&folder::slot(slot))?,
                 _ => files.folder.renew(&files.lock)?,
             }
             seen.remove(&side)?;
@@ -127,7 +128,7 @@ pub async fn revoke(files: &LockFiles, from: &Holder, how: &Revoke) -> Result<Re
 pub fn forget(files: &LockFiles, name: &LockName, what: &Forget) -> Result<Forgotten> {
     let Some(side) = files.look()? else { return Ok(Forgotten::Nothing) };
     if let Forget::Once(key) = what {
-        return side.forget_once(key);
+        return forget_once(&side, key);
     }
     let state = inspect(files, name, &HeldFlocks::read())?;
     if !state.holders.is_empty() || !state.waiters.is_empty() {
@@ -136,12 +137,47 @@ pub fn forget(files: &LockFiles, name: &LockName, what: &Forget) -> Result<Forgo
     for gone in record::all(&side, HOLDER, files.lock_inode())? {
         gone.remove(&side)?;
     }
-    Ok(side.forget_runs())
+    let removed = [LAST_RUN, ONCE].map(|file| side.remove(file).is_ok());
+    Ok(if removed.contains(&true) { Forgotten::Done } else { Forgotten::Nothing })
+}
+
+/// Forgets one key of `--once`. A run that succeeds at the same moment waits for the file, and then records its own.
+fn forget_once(side: &Folder, key: &str) -> Result<Forgotten> {
+    let forget = || -> IoResult<Forgotten> {
+        let file = side.reach_into(ONCE)?;
+        file.lock()?;
+        let keys = side.read(ONCE)?;
+        let others: String = keys.split_inclusive('\n').filter(|line| line.trim_end_matches('\n') != key).collect();
+        if others.len() == keys.len() {
+            return Ok(Forgotten::Nothing);
+        }
+        file.set_len(0)?;
+        file.write_all_at(others.as_bytes(), 0)?;
+        file.sync_data()?;
+        Ok(Forgotten::Done)
+    };
+    match forget() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Forgotten::Nothing),
+        forgotten => forgotten.map_err(|error| refusal(error, "cannot write", &side.path(ONCE))),
+    }
 }
 
 /// Called before the lock is free: the next run may end at once, and its record must be the later one.
 fn cut_short(side: &Folder, from: &Holder, reason: &str) -> Result<()> {
     side.remember(LastRun::cut_short(from, reason), DEFAULT_HISTORY)
+}
+
+/// Tells a holder why, before it can find its lock gone. Deletes old notes that nobody came for.
+fn note_taken(side: &Folder, owner: &OwnerId, reason: &str) -> Result<()> {
+    let now = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let is_old = |file: &String| {
+        let changed = side.dir.stat_of(file).ok().and_then(|stat| u64::try_from(stat.st_mtime).ok());
+        changed.is_some_and(|changed| now.saturating_sub(changed) > KEPT_FOR_THE_LATE.as_secs())
+    };
+    for old in side.list_of(TAKEN)?.filter(is_old) {
+        let _ = side.remove(&old);
+    }
+    side.replace(&taken(owner), reason.as_bytes()).map(drop)
 }
 
 fn not_on_record(error: anyhow::Error) -> anyhow::Error {
@@ -181,7 +217,7 @@ pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result
         end_hold(&side, &record, &file).await;
         return Ok(Reheld::Done);
     }
-    if let Ok(reason) = side.read(&files::revoke(owner)) {
+    if let Ok(reason) = side.read(&folder::revoke(owner)) {
         return Ok(Reheld::Revoked(reason));
     }
     let name = record::file_of(HOLDER, owner);
@@ -193,7 +229,7 @@ pub async fn rehold(files: &LockFiles, owner: &OwnerId, ttl: Duration) -> Result
 /// Deletes the record that keeps the lock held on to. The process that keeps it sees that, and releases the lock.
 async fn end_hold(side: &Folder, record: &Record<Details>, file: &File) {
     record.remove(side, HOLDER);
-    let _ = side.remove(&files::revoke(&record.who.owner));
+    let _ = side.remove(&folder::revoke(&record.who.owner));
     while is_kept(file) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -251,6 +287,76 @@ fn command_of(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let words: Vec<_> = line.split(|&byte| byte == 0).map(String::from_utf8_lossy).collect();
     Some(words.join(" ").trim_end().to_owned()).filter(|line| !line.is_empty())
+}
+
+/// Kinds of file systems by their magic number, and what their locks are worth.
+const KINDS: [(i64, &str, Locks); 12] = [
+    (0xef53, "ext4", Locks::Good),
+    (0x5846_5342, "xfs", Locks::Good),
+    (0x9123_683e, "btrfs", Locks::Good),
+    (0x2fc1_2fc1, "zfs", Locks::Good),
+    (0x794c_7630, "overlayfs", Locks::Good),
+    (0xf2f5_2010, "f2fs", Locks::Good),
+    (0x0102_1994, "tmpfs", Locks::Forgetful),
+    (0x6969, "nfs", Locks::Remote),
+    (0xff53_4d42u32 as i64, "cifs", Locks::Remote),
+    (0xfe53_4d42u32 as i64, "smb2", Locks::Remote),
+    (0x6573_5546, "fuse", Locks::Remote),
+    (0x0102_1997, "9p", Locks::Remote),
+];
+
+#[derive(Clone, Copy)]
+enum Locks {
+    Good,
+    /// Gone after a reboot, the fencing counter too.
+    Forgetful,
+    /// Whether a lock is seen by other hosts, and outlives a server, is the file server's affair.
+    Remote,
+}
+
+pub fn examine(directory: &Path) -> Result<Vec<Finding>> {
+    let stat = statfs(directory).with_context(|| format!("statfs {}", directory.display()))?;
+    let meta = std::fs::metadata(directory).with_context(|| directory.display().to_string())?;
+    Ok(vec![file_system(stat.filesystem_type()), permissions(meta.mode())])
+}
+
+fn file_system(kind: FsType) -> Finding {
+    const CHECK: &str = "file-system";
+    let known = KINDS.iter().find(|(magic, ..)| *magic == kind.0);
+    match known {
+        Some((_, name, Locks::Good)) => Finding::fine(CHECK, format!("the lock directory is on {name}")),
+        Some((_, name, Locks::Forgetful)) => Finding::weak(
+            CHECK,
+            format!("the lock directory is on {name}"),
+            "after a reboot the last run, the --once keys and the fencing counter are forgotten; tokens still grow, by the date",
+            "use a directory on a disk, such as /var/lib/dlock",
+        ),
+        Some((_, name, Locks::Remote)) => Finding::weak(
+            CHECK,
+            format!("the lock directory is on {name}"),
+            "flock(2) on a network file system may not exclude other hosts, and may be forgotten when the server restarts",
+            "use a local directory, and one of the other backends for locks between hosts",
+        ),
+        None => Finding::weak(
+            CHECK,
+            format!("the lock directory is on a file system of the unknown kind {:#x}", kind.0),
+            "whether its locks exclude everybody is not known",
+            "use a directory on a local disk",
+        ),
+    }
+}
+
+fn permissions(mode: u32) -> Finding {
+    const CHECK: &str = "file-permissions";
+    if mode & 0o020 != 0 {
+        return Finding::weak(
+            CHECK,
+            "the lock directory can be written by its group",
+            "whoever is in that group can delete a lock file, and so take every lock away",
+            "fine if that is meant; else chmod g-w it",
+        );
+    }
+    Finding::fine(CHECK, "only its owner can write to the lock directory")
 }
 
 #[cfg(test)]

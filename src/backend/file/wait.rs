@@ -1,79 +1,80 @@
-//! Waiting without polling: for the lock in the kernel's own queue; for a slot, or for what can happen to a lock that we
-//! hold, by events of files (inotify(7), and the table of mounts, which can be polled).
+//! Waiting without polling: for the lock in the kernel's own queue; for a slot, for what can happen to a lock that we
+//! hold, or for the end of what is held on to, by events of files (inotify(7), and the table of mounts, which can be
+//! polled).
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::stat::fstat;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use super::files::{Folder, LockFiles, WAITING, revoke, slot};
-use super::record::{self, Details, WAITER, WAITS};
-use super::take::inode;
+use super::folder::{Folder, LockFiles, Lockable, WAITING, revoke, slot};
+use super::record::{self, Details, RECORD, WAITER, WAITS};
 use crate::backend::Ask;
+use crate::clock::{self, Instant};
 use crate::lock::{Mode, Record};
 
-#[derive(Default)]
+/// Our place among those who wait. Its end need not delay the command: it is dropped when the lock is in use.
 pub struct Waiting {
-    /// Tells `status` that we wait, for as long as we do.
-    record: Option<(Folder, Record<Details>, Arc<File>)>,
+    folder: Folder,
+    /// Tells `status` that we wait, for as long as its file is locked.
+    record: Record<Details>,
+    _record_file: Arc<File>,
     blocked: Option<Blocked>,
     /// The lock file, if a blocked call has locked it.
-    locked: Option<File>,
+    locked: Option<Lockable>,
     /// Our turn to watch the slots: one waiter does, the others wait for its place.
-    turn: Option<File>,
+    turn: Option<Lockable>,
     /// Slot files stay open while we wait: closing them would wake all who watch, ourselves included.
-    pub slots: BTreeMap<u32, File>,
+    pub slots: BTreeMap<u32, Lockable>,
     watch: Option<Watch>,
 }
 
 /// A thread in flock(2). It cannot be stopped; a lock that it gets too late is released again.
 struct Blocked {
-    result: oneshot::Receiver<File>,
-    /// The inode of the lock file, if that is what it waits for and not our turn.
-    lock: Option<u64>,
+    result: oneshot::Receiver<Lockable>,
+    file: Awaited,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Awaited {
+    Lock,
+    Turn,
 }
 
 impl Waiting {
     /// Registers us and begins to wait, unless we wait already.
-    pub fn begin(&mut self, files: &LockFiles, ask: &Ask) -> Result<()> {
-        let file = files.folder.open(&files.lock)?;
-        let inode = inode(&file)?;
+    pub fn begin(before: Option<Waiting>, files: &LockFiles, ask: &Ask) -> Result<Waiting> {
+        let lock = files.folder.open(&files.lock)?;
         let side = files.side()?;
-        if self.record.as_ref().is_none_or(|(_, record, _)| record.details.inode != inode) {
-            let record = Record::new(ask, inode, WAITS, None);
-            record::boot_id();
-            let waiting = side.make(WAITING)?;
-            let file = record.write(&waiting, WAITER)?;
-            self.record = Some((waiting, record, file));
-        }
-        let slots_are_full = matches!(ask.mode, Mode::Slots(_)) && file.try_lock_shared().is_ok();
+        let mut waiting = match before.filter(|before| before.record.details.inode == lock.inode) {
+            Some(waiting) => waiting,
+            None => Waiting::register(side.make(WAITING)?, Record::new(ask, lock.inode, WAITS, None))?,
+        };
+        let slots_are_full = matches!(ask.mode, Mode::Slots(_)) && lock.file.try_lock_shared().is_ok();
         if slots_are_full {
-            drop(file);
-            return self.watch_slots(&side);
+            drop(lock);
+            waiting.watch_slots(&side)?;
+        } else if waiting.blocked.as_ref().is_none_or(|blocked| blocked.file != Awaited::Lock) {
+            waiting.blocked = Some(Blocked::spawn(lock, ask.mode, Awaited::Lock)?);
         }
-        if self.blocked.as_ref().is_none_or(|blocked| blocked.lock != Some(inode)) {
-            self.blocked = Some(Blocked::spawn(file, ask.mode, Some(inode))?);
-        }
-        Ok(())
+        Ok(waiting)
     }
 
-    pub fn has_begun(&self) -> bool {
-        self.record.is_some()
-    }
-
-    /// The lock is ours, or will never be. Called only when the lock is in use: the clean-up need not delay the command.
-    pub fn is_over(&mut self) {
-        if self.record.is_some() {
-            *self = Waiting::default();
-        }
+    fn register(folder: Folder, record: Record<Details>) -> Result<Waiting> {
+        record::boot_id();
+        let _record_file = record.write(&folder, WAITER)?;
+        let (blocked, locked, turn, slots, watch) = (None, None, None, BTreeMap::new(), None);
+        Ok(Waiting { folder, record, _record_file, blocked, locked, turn, slots, watch })
     }
 
     fn watch_slots(&mut self, side: &Folder) -> Result<()> {
@@ -84,13 +85,13 @@ impl Waiting {
                 self.watch = Some(Watch::new(&[(side.path(""), closed)]));
             }
         } else if self.blocked.is_none() {
-            self.blocked = Some(Blocked::spawn(side.open("turn")?, Mode::Exclusive, None)?);
+            self.blocked = Some(Blocked::spawn(side.open("turn")?, Mode::Exclusive, Awaited::Turn)?);
         }
         Ok(())
     }
 
     /// A lock file that was locked for us while we waited.
-    pub fn take_locked(&mut self) -> Option<File> {
+    pub fn take_locked(&mut self) -> Option<Lockable> {
         if let Some(blocked) = &mut self.blocked
             && let Ok(file) = blocked.result.try_recv()
         {
@@ -99,10 +100,10 @@ impl Waiting {
         self.locked.take()
     }
 
-    fn has_locked(&mut self, file: File) {
-        match self.blocked.take().and_then(|blocked| blocked.lock) {
-            Some(_) => self.locked = Some(file),
-            None => self.turn = Some(file),
+    fn has_locked(&mut self, file: Lockable) {
+        match self.blocked.take() {
+            Some(Blocked { file: Awaited::Lock, .. }) => self.locked = Some(file),
+            _ => self.turn = Some(file),
         }
     }
 
@@ -122,23 +123,21 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Some((waiting, record, _)) = &self.record {
-            record.remove(waiting, WAITER);
-        }
+        self.record.remove(&self.folder, WAITER);
     }
 }
 
 impl Blocked {
-    fn spawn(file: File, mode: Mode, lock: Option<u64>) -> Result<Blocked> {
+    fn spawn(lock: Lockable, mode: Mode, file: Awaited) -> Result<Blocked> {
         let (give, result) = oneshot::channel();
         let wait = move || {
-            let locked = if mode == Mode::Exclusive { file.lock() } else { file.lock_shared() };
+            let locked = if mode == Mode::Exclusive { lock.file.lock() } else { lock.file.lock_shared() };
             if locked.is_ok() {
-                let _ = give.send(file);
+                let _ = give.send(lock);
             }
         };
         std::thread::Builder::new().name("flock".into()).spawn(wait).context("cannot start a thread to wait")?;
-        Ok(Blocked { result, lock })
+        Ok(Blocked { result, file })
     }
 }
 
@@ -165,16 +164,18 @@ fn register<T: AsFd>(descriptor: T, interest: Interest) -> Option<AsyncFd<Owned<
     unsafe { AsyncFd::register_with_interest(Owned(descriptor), interest) }.ok()
 }
 
+/// `None` if any of them cannot be watched.
+fn events_of(watched: &[(PathBuf, AddWatchFlags)]) -> Option<Inotify> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
+    for (path, events) in watched {
+        inotify.add_watch(path.as_path(), *events).ok()?;
+    }
+    Some(inotify)
+}
+
 impl Watch {
     pub fn new(watched: &[(PathBuf, AddWatchFlags)]) -> Watch {
-        let events = || {
-            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
-            for (path, events) in watched {
-                inotify.add_watch(path.as_path(), *events).ok()?;
-            }
-            register(inotify, Interest::READABLE)
-        };
-        Watch(events())
+        Watch(events_of(watched).and_then(|inotify| register(inotify, Interest::READABLE)))
     }
 
     /// Watches one more, if that is possible.
@@ -241,6 +242,33 @@ impl Interference {
                 }
             },
             None => tokio::time::timeout(LOOK_AGAIN, touched).await.unwrap_or(Ok(())),
+        }
+    }
+}
+
+/// Keeps a lock that is held on to: returns when the record, which is among the descriptors, has been deleted, or its time
+/// is over.
+pub fn linger(descriptors: &[OwnedFd], mut until: Instant) {
+    let Some(file) = descriptors.get(RECORD) else { return };
+    let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_ATTRIB | AddWatchFlags::IN_DELETE_SELF;
+    let changes = events_of(&[(format!("/proc/self/fd/{}", file.as_raw_fd()).into(), events)]);
+    let is_deleted = || fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
+    let mut owner = None;
+    while !is_deleted() && !until.has_passed() {
+        // If somebody has overwritten the record, the end stays what it was.
+        if let Some(record) = Record::<Details>::read_from(file)
+            && *owner.get_or_insert_with(|| record.who.owner.clone()) == record.who.owner
+        {
+            let Some(left) = record.held_on_for() else { return };
+            until = clock::now() + left;
+        }
+        // Where nothing tells us of a change, look now and then.
+        let longest = if changes.is_some() { Duration::from_secs(3600) } else { LOOK_EVERY };
+        let millis = u16::try_from(until.remaining().min(longest).as_millis() + 1).unwrap_or(u16::MAX);
+        let mut fds: Vec<_> = changes.iter().map(|changes| PollFd::new(changes.as_fd(), PollFlags::POLLIN)).collect();
+        let _ = poll(&mut fds, PollTimeout::from(millis));
+        if let Some(changes) = &changes {
+            let _ = changes.read_events();
         }
     }
 }

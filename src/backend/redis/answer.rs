@@ -50,30 +50,39 @@ pub struct Seen {
 /// Why a lease was not extended; nothing if it was.
 pub struct NotRenewed(pub Option<Renewal>);
 
-impl FromRedisValue for Acquire {
-    fn from_redis_value(reply: Value) -> Result<Acquire, ParsingError> {
-        let read = |word: &str, rest: &[Value]| {
-            Some(match (word, rest) {
-                ("granted", [token, slot, ttl, value]) => Acquire::Granted {
-                    token: Token(number(token)?),
-                    slot: number(slot),
-                    ttl: millis(ttl)?,
-                    value: text(value)?,
-                },
-                ("busy", [ahead, again, value, holder, details, seen]) => Acquire::Busy(Busy {
-                    ahead: number(ahead)?,
-                    again: millis(again),
-                    value: non_empty(value),
-                    holder: non_empty(holder),
-                    seen: Seen::read(items(seen), text(details)?)?,
-                }),
-                ("ran", []) => Acquire::AlreadyRan,
-                ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(number(theirs).unwrap_or_default())),
-                _ => return None,
-            })
-        };
-        understood(reply, read)
-    }
+/// What the words of a type's answers mean, each with what belongs to it.
+macro_rules! answers {
+    ($type:ty: $($answer:pat => $meaning:expr,)+) => {
+        impl FromRedisValue for $type {
+            fn from_redis_value(reply: Value) -> Result<$type, ParsingError> {
+                $crate::backend::redis::answer::understood(reply, |word, rest| {
+                    Some(match (word, rest) {
+                        $($answer => $meaning,)+
+                        _ => return None,
+                    })
+                })
+            }
+        }
+    };
+}
+pub(in crate::backend) use answers;
+
+answers! { Acquire:
+    ("granted", [token, slot, ttl, value]) => Acquire::Granted {
+        token: Token(number(token)?),
+        slot: number(slot),
+        ttl: millis(ttl)?,
+        value: text(value)?,
+    },
+    ("busy", [ahead, again, value, holder, details, seen]) => Acquire::Busy(Busy {
+        ahead: number(ahead)?,
+        again: millis(again),
+        value: non_empty(value),
+        holder: non_empty(holder),
+        seen: Seen::read(items(seen), text(details)?)?,
+    }),
+    ("ran", []) => Acquire::AlreadyRan,
+    ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(number(theirs).unwrap_or_default())),
 }
 
 impl Seen {
@@ -83,72 +92,43 @@ impl Seen {
     }
 }
 
-impl FromRedisValue for NotRenewed {
-    fn from_redis_value(reply: Value) -> Result<NotRenewed, ParsingError> {
-        understood(reply, |word, rest| {
-            Some(NotRenewed(match (word, rest) {
-                ("held", []) => None,
-                ("revoked", [reason]) => Some(Renewal::Revoked(shown(reason))),
-                ("taken", [reason]) => Some(Renewal::ForceReleased(shown(reason))),
-                ("lost", [value]) => Some(Renewal::Lost(match shown(value).as_str() {
-                    // Deleted, evicted, or never known to a replica that became the master.
-                    "" => "its key is gone from Redis".to_owned(),
-                    several if several.starts_with('=') => {
-                        format!("our lease is gone from Redis; now it is {}", &several[1..])
-                    }
-                    owner => format!("its key in Redis now belongs to {owner}"),
-                })),
-                _ => return None,
-            }))
-        })
-    }
+answers! { NotRenewed:
+    ("held", []) => NotRenewed(None),
+    ("revoked", [reason]) => NotRenewed(Some(Renewal::Revoked(shown(reason)))),
+    ("taken", [reason]) => NotRenewed(Some(Renewal::ForceReleased(shown(reason)))),
+    ("lost", [value]) => NotRenewed(Some(Renewal::Lost(match shown(value).as_str() {
+        // Deleted, evicted, or never known to a replica that became the master.
+        "" => "its key is gone from Redis".to_owned(),
+        several if several.starts_with('=') => format!("our lease is gone from Redis; now it is {}", &several[1..]),
+        owner => format!("its key in Redis now belongs to {owner}"),
+    }))),
 }
 
-impl FromRedisValue for Released {
-    fn from_redis_value(reply: Value) -> Result<Released, ParsingError> {
-        understood(reply, |word, rest| match (word, rest) {
-            ("released", []) => Some(Released::Done),
-            ("gone", []) => Some(Released::NotOurs),
-            ("taken", [reason]) => Some(Released::ForceReleased(shown(reason))),
-            _ => None,
-        })
-    }
+answers! { Released:
+    ("released", []) => Released::Done,
+    ("gone", []) => Released::NotOurs,
+    ("taken", [reason]) => Released::ForceReleased(shown(reason)),
 }
 
-impl FromRedisValue for Reheld {
-    fn from_redis_value(reply: Value) -> Result<Reheld, ParsingError> {
-        understood(reply, |word, rest| match (word, rest) {
-            ("done", []) => Some(Reheld::Done),
-            ("gone", []) => Some(Reheld::NotOurs),
-            ("running", []) => Some(Reheld::Running),
-            ("revoked", [reason]) => Some(Reheld::Revoked(shown(reason))),
-            ("taken", [reason]) => Some(Reheld::ForceReleased(shown(reason))),
-            _ => None,
-        })
-    }
+answers! { Reheld:
+    ("done", []) => Reheld::Done,
+    ("gone", []) => Reheld::NotOurs,
+    ("running", []) => Reheld::Running,
+    ("revoked", [reason]) => Reheld::Revoked(shown(reason)),
+    ("taken", [reason]) => Reheld::ForceReleased(shown(reason)),
 }
 
-impl FromRedisValue for Revoked {
-    fn from_redis_value(reply: Value) -> Result<Revoked, ParsingError> {
-        understood(reply, |word, _| match word {
-            "marked" => Some(Revoked::Marked),
-            "freed" => Some(Revoked::Freed),
-            "gone" => Some(Revoked::NotHeld),
-            "foreign" => Some(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned())),
-            _ => None,
-        })
-    }
+answers! { Revoked:
+    ("marked", []) => Revoked::Marked,
+    ("freed", []) => Revoked::Freed,
+    ("gone", []) => Revoked::NotHeld,
+    ("foreign", []) => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
 }
 
-impl FromRedisValue for Forgotten {
-    fn from_redis_value(reply: Value) -> Result<Forgotten, ParsingError> {
-        understood(reply, |word, _| match word {
-            "done" => Some(Forgotten::Done),
-            "nothing" => Some(Forgotten::Nothing),
-            "in-use" => Some(Forgotten::InUse),
-            _ => None,
-        })
-    }
+answers! { Forgotten:
+    ("done", []) => Forgotten::Done,
+    ("nothing", []) => Forgotten::Nothing,
+    ("in-use", []) => Forgotten::InUse,
 }
 
 /// Reads a script's answer: a word, and what belongs to it.

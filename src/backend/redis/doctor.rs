@@ -10,30 +10,46 @@ use crate::backend::{Checkup, Finding};
 use crate::clock;
 use crate::exit::Fault;
 
-/// `replicas` is how many the locks wait for.
-pub async fn examine(server: &mut Server, replicas: u32) -> Result<Checkup> {
+/// A server process, by whatever address it is reached.
+pub struct Process {
+    /// What it calls itself.
+    pub run_id: String,
+    /// When it was started, by its own clock and at the latest: in microseconds since the epoch, as tokens are.
+    pub started_us: u64,
+}
+
+/// `replicas` is how many the locks wait for. Who may not run INFO does not learn which process it is.
+pub async fn examine(server: &mut Server, replicas: u32) -> Result<(Checkup, Option<Process>)> {
     let before = clock::wall();
     let time: (i64, i64) = server.call(&cmd("TIME")).await?;
     let round_trip = clock::wall().duration_since(before).unwrap_or_default();
-    let offset = clock_offset(time, before + round_trip / 2);
-    let findings = match server.call::<String>(&cmd("INFO")).await {
+    let clock_offset_us = clock_offset(time, before + round_trip / 2);
+    let text = match server.call::<String>(&cmd("INFO")).await {
         Err(error) if Fault::of(&error) != Fault::Refused => return Err(error),
-        Err(error) => vec![Finding::weak(
-            "redis-info",
-            format!("{error:#}"),
-            "whether this server evicts keys or forgets them in a restart cannot be seen",
-            "let this user run INFO, or look yourself: maxmemory-policy noeviction, appendonly yes",
-        )],
-        Ok(text) => {
-            let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
-            let mut question = cmd("CONFIG");
-            question.arg("GET").arg("appendfsync");
-            let settings = server.call::<HashMap<String, String>>(&question).await.unwrap_or_default();
-            let persistence = persistence(&facts, settings.get("appendfsync").map(String::as_str));
-            vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)]
+        Err(error) => {
+            let unknown = Finding::weak(
+                "redis-info",
+                format!("{error:#}"),
+                "whether this server evicts keys or forgets them in a restart cannot be seen",
+                "let this user run INFO, or look yourself: maxmemory-policy noeviction, appendonly yes",
+            );
+            return Ok((Checkup { findings: vec![unknown], clock_offset_us }, None));
         }
+        Ok(text) => text,
     };
-    Ok(Checkup { findings, clock_offset_us: offset })
+    let facts: HashMap<&str, &str> = text.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+    let mut question = cmd("CONFIG");
+    question.arg("GET").arg("appendfsync");
+    let settings = server.call::<HashMap<String, String>>(&question).await.unwrap_or_default();
+    let persistence = persistence(&facts, settings.get("appendfsync").map(String::as_str));
+    let findings = vec![role(&facts), version(&facts), eviction(&facts), persistence, replication(&facts, replicas)];
+    Ok((Checkup { findings, clock_offset_us }, process(&facts, time.0)))
+}
+
+fn process(facts: &HashMap<&str, &str>, now: i64) -> Option<Process> {
+    let up: i64 = facts.get("uptime_in_seconds")?.parse().ok()?;
+    let started_us = u64::try_from(now.checked_sub(up)?).ok()?.checked_mul(1_000_000)?;
+    Some(Process { run_id: facts.get("run_id")?.to_string(), started_us })
 }
 
 fn clock_offset((seconds, micros): (i64, i64), ours: std::time::SystemTime) -> Option<i64> {

@@ -1,5 +1,5 @@
 -- Everything an operator may want to know, of a single Redis or of one node, changing nothing. Times are in ms from now.
--- { 'state', mode, last, whether the lock is known at all, { owner, its lease, details, whether it is revoked … },
+-- { 'state', mode, last, the last token or nothing if the lock is not known at all, { owner, its lease, details, whether it is revoked … },
 --   { owner, its place, details … }, { a run before the last one, or "vanished DETAILS" … }, when one last succeeded }
 local value = redis.call('GET', lock)
 local present, waiting = {}, {}
@@ -28,5 +28,5 @@ for _, owner in ipairs(ask('HKEYS', details) or {}) do
   if run then table.insert(runs, run) end
 end
 local mode = together(value) and value:sub(2) or 'exclusive'
-local known = (value or redis.call('EXISTS', counter) == 1) and 1 or 0
+local known = (value or redis.call('EXISTS', counter) == 1) and whole(last_token()) or ''
 return { 'state', mode, ask('GET', last) or '', known, present, waiting, runs, ask('GET', success) or '' }

@@ -16,7 +16,6 @@
 //! one of them changes for whatever reason, be it `DEL`, `FLUSHALL`, expiry or eviction. That needs no
 //! configuration and no other permission than reading the keys. A server that cannot is asked more often.
 
-mod acquire;
 pub mod answer;
 pub mod connection;
 pub mod doctor;
@@ -32,13 +31,13 @@ use async_trait::async_trait;
 use redis::cmd;
 
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, KEPT_FOR_THE_LATE, Lease,
-    Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Busy, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, KEPT_FOR_THE_LATE,
+    Lease, Page, Patience, Reheld, Released, Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
-use answer::{NotRenewed, Seen};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, messages};
+use answer::{Acquire, NotRenewed, Seen};
 use server::{Server, Watch};
 use status::Look;
 use target::Target;
@@ -58,6 +57,7 @@ macro_rules! script {
 }
 pub(super) use script;
 
+static ACQUIRE: Script = script!("acquire.lua");
 static RENEW: Script = script!("renew.lua");
 static RELEASE: Script = script!("release.lua");
 static REHOLD: Script = script!("rehold.lua");
@@ -71,6 +71,16 @@ pub const NO_ARGS: &[&str] = &[];
 /// A Redis server counts expiry in whole milliseconds, and looks at its clock once a command. For clocks that differ in
 /// speed every deadline leaves a hundredth.
 const SLACK: Duration = Duration::from_millis(2);
+
+/// A waiter that has not asked again for this long is taken for dead.
+const PLACE: Duration = Duration::from_secs(6);
+/// How often a waiter asks although nothing seems to change.
+const ASK_EVERY: Duration = Duration::from_secs(2);
+/// The second in the queue asks so often, to notice soon that the first does not come; the third half as often, and
+/// so on.
+const NEXT_ASKS_EVERY: Duration = Duration::from_millis(500);
+/// How often it asks a server that cannot push.
+const ASK_EVERY_WITHOUT_PUSHES: Duration = Duration::from_millis(250);
 
 pub struct Redis {
     server: Server,
@@ -97,10 +107,33 @@ impl Redis {
         keys(&self.prefix, name, &["holders", "slots"])
     }
 
-    /// The lock with what it holds, and the notes that are left for us.
-    fn lock_and_note(&self, ask: &Ask, value: Option<String>) -> Watch {
-        let note = beside(&self.prefix, &ask.name, &format!("note:{}", ask.who.owner));
-        vec![(format!("{}{}", self.prefix, ask.name), value), (note, None)]
+    /// Who is in the way, what to watch, and when to ask again.
+    fn busy(&mut self, ask: &Ask, from: Instant, reply: answer::Busy) -> Busy {
+        let answer::Busy { ahead, again, value, holder, mut seen } = reply;
+        self.watch = lock_and_note(&self.prefix, &ask.name, &ask.who.owner, value);
+        // Only the first in the queue need see the lock change; the others are told when it is their turn.
+        if ahead > 0 {
+            self.watch.remove(0);
+        }
+        let holder = holder.map(|owner| status::contender(owner, &seen.details, None).into_holder());
+        // A foreign program may give a lock the time again that it had when we saw it first.
+        if let Some((_, before)) = self.seen.take()
+            && seen.details.is_empty()
+            && before.owner == seen.owner
+        {
+            seen.lasts = seen.lasts.max(before.lasts);
+        }
+        let every = match ahead {
+            _ if self.server.cannot_push => ASK_EVERY_WITHOUT_PUSHES,
+            // Often enough to see every renewal, so that one that the server loses is missed.
+            0 if !seen.lasts.is_zero() => (seen.lasts / 3).clamp(ASK_EVERY_WITHOUT_PUSHES, ASK_EVERY),
+            0 => ASK_EVERY,
+            ahead => ASK_EVERY.min(NEXT_ASKS_EVERY * ahead),
+        };
+        self.seen = Some((from, seen));
+        // One millisecond more than the server said: it counts whole ones.
+        let again = again.map_or(every, |again| (again + Duration::from_millis(1)).min(every));
+        Busy { holder, ahead: usize::try_from(ahead).ok(), ask_again: clock::now() + again }
     }
 
     /// Gives up our place in the queue, or what was granted.
@@ -136,6 +169,11 @@ pub fn keys(prefix: &str, name: &LockName, own: &[&str]) -> Vec<String> {
 /// A key beside the lock, in the same cluster slot.
 pub fn beside(prefix: &str, name: &LockName, part: &str) -> String {
     format!("{{{prefix}{name}}}:{part}")
+}
+
+/// What a contender watches: the lock with what it holds, and the notes that are left for it.
+pub fn lock_and_note(prefix: &str, name: &LockName, owner: &OwnerId, value: Option<String>) -> Watch {
+    vec![(format!("{prefix}{name}"), value), (beside(prefix, name, &format!("note:{owner}")), None)]
 }
 
 /// What the keys of all locks begin with.
@@ -195,7 +233,39 @@ pub fn flag(set: bool) -> &'static str {
 #[async_trait(?Send)]
 impl Backend for Redis {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        self.acquire(ask).await
+        self.server.connect().await?;
+        let unanswered = std::mem::replace(&mut self.unanswered, true);
+        let from = clock::now();
+        let (mode, slots, ttl) = (ask.mode.to_string(), ask.mode.slots().to_string(), millis(ask.ttl));
+        let once = ask.once.as_deref().unwrap_or("");
+        let (place, who) = (millis(PLACE), ask.who.to_json());
+        let us = [ask.who.owner.as_str(), &mode, &slots, &ttl, flag(ask.queue), &place, once, &who];
+        let seen = match &self.seen {
+            Some((asked, seen)) => {
+                let (left, lasts) = (millis((*asked + seen.left).remaining()), millis(seen.lasts));
+                [seen.token.clone(), seen.owner.clone(), seen.details.clone(), left, lasts]
+            }
+            None => ["0", "", "", "0", "0"].map(str::to_owned),
+        };
+        let args: Vec<&str> = us.into_iter().chain(seen.iter().map(String::as_str)).collect();
+        let reply = self.server.run(&ACQUIRE, &self.keys(&ask.name), &args).await?;
+        self.unanswered = unanswered;
+        Ok(match reply {
+            Acquire::Granted { token, slot, ttl, value } => {
+                self.watch = lock_and_note(&self.prefix, &ask.name, &ask.who.owner, Some(value));
+                if let Err(error) = self.replicated().await {
+                    // We are going to ask again: there must be no word that we have left for good.
+                    self.leave(ask, flag(false)).await.ok();
+                    return Err(error);
+                }
+                Attempt::Granted(ask.lease(token, slot, grant_from(from, ttl)))
+            }
+            Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
+            Acquire::AlreadyRan => Attempt::AlreadyRan,
+            Acquire::OtherSlots(theirs) => {
+                Attempt::OtherSlots(messages::other_slots("another contender", theirs, ask.mode))
+            }
+        })
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -242,7 +312,7 @@ impl Backend for Redis {
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
-        doctor::examine(&mut self.server, self.replicas).await
+        Ok(doctor::examine(&mut self.server, self.replicas).await?.0)
     }
 
     async fn revoke(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {

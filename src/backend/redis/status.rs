@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use redis::{FromRedisValue, ParsingError, RedisError, Value, cmd, pipe};
 
-use super::answer::{items, millis, text, understood};
+use super::answer::{answers, items, millis, number, text};
 use super::connection::refusal;
 use super::server::Server;
 use super::{Redis, Script, beside, script};
@@ -62,8 +62,8 @@ pub struct Look {
     pub holders: Vec<Contender>,
     pub waiters: Vec<Contender>,
     pub history: History,
-    /// Whether the server knows the lock at all.
-    pub known: bool,
+    /// The last token that the server knows, zero if none; `None` if it does not know the lock at all.
+    pub counter: Option<u64>,
 }
 
 impl Look {
@@ -73,7 +73,7 @@ impl Look {
 
     /// What follows the word `state`.
     fn read(reply: &[Value]) -> Option<Look> {
-        let [mode, last, known, holders, waiters, earlier, success] = reply else { return None };
+        let [mode, last, counter, holders, waiters, earlier, success] = reply else { return None };
         let mode = Mode::parse(&text(mode)?).unwrap_or(Mode::Exclusive);
         let one = |one: &[Value]| Some(contender(text(&one[0])?, &text(&one[2])?, millis(&one[1])));
         let holder = |of: &[Value]| Some(Contender { mode, revoked: of[3] == Value::Int(1), ..one(of)? });
@@ -84,15 +84,13 @@ impl Look {
                 runs: in_order([last].into_iter().chain(items(earlier)).filter_map(text).filter_map(|one| run(&one))),
                 last_success_at: millis(success).map(|since| SystemTime::UNIX_EPOCH + since),
             },
-            known: *known == Value::Int(1),
+            counter: number(counter),
         })
     }
 }
 
-impl FromRedisValue for Look {
-    fn from_redis_value(reply: Value) -> Result<Look, ParsingError> {
-        understood(reply, |word, rest| Look::read(rest).filter(|_| word == "state"))
-    }
+answers! { Look:
+    ("state", rest) => Look::read(rest)?,
 }
 
 /// One SCAN's worth of locks. A place in the list is `NODE CURSOR`: which node of a cluster, and where.
@@ -104,7 +102,10 @@ pub async fn list(redis: &mut Redis, after: Option<String>) -> Result<Page> {
         redis.server.visit(at.clone());
     }
     let (names, cursor) = page(&mut redis.server, &redis.prefix, cursor).await?;
-    Ok(Page { locks: inspect_all(redis, &names).await?, next: next_place(node, &cursor, nodes.len()) })
+    let keys: Vec<Vec<String>> = names.iter().map(|name| redis.keys(name)).collect();
+    let looks = look_at_all(&mut redis.server, &INSPECT, &keys).await?;
+    let locks = names.iter().zip(looks).filter_map(|(name, look)| Some(look?.of(name))).collect();
+    Ok(Page { locks, next: next_place(node, &cursor, nodes.len()) })
 }
 
 pub fn place(after: Option<&str>) -> Result<(usize, &str)> {
@@ -147,29 +148,22 @@ pub async fn page(server: &mut Server, prefix: &str, cursor: &str) -> Result<(BT
     Ok((names, cursor))
 }
 
-async fn inspect_all(redis: &mut Redis, names: &BTreeSet<LockName>) -> Result<Vec<LockState>> {
-    if names.is_empty() {
+/// What a server says of the locks with these keys, in one round trip; nothing of a key with our prefix that is no lock.
+pub async fn look_at_all(server: &mut Server, script: &Script, locks: &[Vec<String>]) -> Result<Vec<Option<Look>>> {
+    if locks.is_empty() {
         return Ok(Vec::new());
     }
-    redis.server.load(&INSPECT).await?;
+    server.load(script).await?;
     let mut looks = pipe();
-    for name in names {
-        let keys = redis.keys(name);
-        looks.cmd("EVALSHA").arg(INSPECT.get_hash()).arg(keys.len()).arg(keys);
+    for keys in locks {
+        looks.cmd("EVALSHA").arg(script.get_hash()).arg(keys.len()).arg(keys);
     }
-    let answers = redis.server.call_all(&looks).await?;
-    let mut locks = Vec::new();
-    for (name, answer) in names.iter().zip(answers) {
-        match answer {
-            Value::ServerError(error) => match RedisError::from(error) {
-                // A key with our prefix that is no lock.
-                error if error.code() == Some("WRONGTYPE") => {}
-                error => return Err(refusal(error)),
-            },
-            answer => locks.push(Look::from_redis_value(answer)?.of(name)),
-        }
-    }
-    Ok(locks)
+    let look = |answer| match answer {
+        Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(None),
+        Value::ServerError(error) => Err(refusal(RedisError::from(error))),
+        answer => Ok(Some(Look::from_redis_value(answer)?)),
+    };
+    server.call_all(&looks).await?.into_iter().map(look).collect()
 }
 
 /// As it must be written in a pattern to stand for itself.

@@ -22,6 +22,7 @@ use crate::exit::Fault;
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
+#[derive(Clone)]
 pub struct Target {
     kind: Kind,
     /// `host:port`
@@ -32,6 +33,7 @@ pub struct Target {
     login: RedisConnectionInfo,
 }
 
+#[derive(Clone)]
 enum Kind {
     One,
     Unix(PathBuf),
@@ -81,27 +83,19 @@ impl Target {
         ensure!(is_unix || path.len() <= most, "{address} has a path that is too long");
         ensure!(hosts.contains(&address.hosts().len()), "{address} names {} hosts", address.hosts().len());
         let hosts = address.hosts().iter().map(|host| host.with_port(port)).collect();
-        Ok(Target {
-            kind,
-            hosts,
-            next: Cell::default(),
-            tls: secured(address)?,
-            login: login(&own_login(address)?, db)?,
-        })
+        Target::of(kind, hosts, address, db)
+    }
+
+    fn of(kind: Kind, hosts: Vec<String>, address: &Address, db: &str) -> Result<Target> {
+        let (tls, login) = (secured(address)?, login(&own_login(address)?, db)?);
+        Ok(Target { kind, hosts, next: Cell::default(), tls, login })
     }
 
     /// The servers that an address names, each by itself: the nodes of a Redlock.
     pub fn each(address: &Address) -> Result<Vec<Target>> {
-        let tls = secured(address)?;
-        let login = login(&own_login(address)?, address.path().trim_start_matches('/'))?;
-        let one = |at| Target {
-            kind: Kind::One,
-            hosts: vec![at],
-            next: Cell::default(),
-            tls: tls.clone(),
-            login: login.clone(),
-        };
-        Ok(address.hosts().iter().map(|host| one(host.with_port(PORT))).collect())
+        let db = address.path().trim_start_matches('/');
+        let any = Target::of(Kind::One, Vec::new(), address, db)?;
+        Ok(address.hosts().iter().map(|host| Target { hosts: vec![host.with_port(PORT)], ..any.clone() }).collect())
     }
 
     pub fn is_cluster(&self) -> bool {

@@ -16,7 +16,7 @@ use super::{OURS, Redlock, beside, flag, grant_from, millis, script};
 use crate::backend::redis::Script;
 use crate::backend::redis::status::contender;
 use crate::backend::{Ask, Attempt, Busy};
-use crate::clock::{self, Instant};
+use crate::clock;
 use crate::exit::Fault;
 use crate::lock::{Mode, Token};
 
@@ -32,13 +32,6 @@ const JITTER: Duration = Duration::from_millis(60);
 /// A little more than the time after which `common.lua` passes over a first who does not come.
 const PASSED_OVER: Duration = Duration::from_millis(510);
 
-/// When we began to wait.
-#[derive(Clone, Copy)]
-pub struct Began {
-    at: Instant,
-    wall: SystemTime,
-}
-
 /// What is done about the queue when nodes are given back.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Then {
@@ -46,19 +39,14 @@ pub enum Then {
     Leave,
 }
 
-impl Began {
-    pub fn now() -> Began {
-        Began { at: clock::now(), wall: clock::wall() }
-    }
-
-    /// The date, which is the same for all nodes, and for how long, should they have another date.
-    pub fn told(&self) -> [String; 2] {
-        let date = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        [date.as_micros().to_string(), millis(self.at.elapsed())]
-    }
-}
-
 impl Redlock {
+    /// When we began to wait: the date, which is the same for all nodes, and for how long, should they have another date.
+    pub(super) fn began(&mut self) -> [String; 2] {
+        let (at, date) = self.began.get_or_insert_with(|| (clock::now(), clock::wall()));
+        let since = date.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        [since.as_micros().to_string(), millis(at.elapsed())]
+    }
+
     pub(super) async fn acquire(&mut self, ask: &Ask) -> Result<Attempt> {
         if ask.mode != Mode::Exclusive {
             return Err(Fault::Usage.because(
@@ -70,7 +58,7 @@ impl Redlock {
         self.who = ask.who.to_json();
         let from = clock::now();
         let once = ask.once.clone().unwrap_or_default();
-        let [since, waited] = self.began.get_or_insert_with(Began::now).told();
+        let [since, waited] = self.began();
         let ignores_queue = flag(std::mem::take(&mut self.ignores_queue)).to_owned();
         let args = [millis(ask.ttl), once, flag(ask.queue).to_owned(), since, waited, ignores_queue, self.who.clone()];
         let for_node = |node: &Node| {

@@ -11,12 +11,11 @@
 //! Keys on every node: the lock, and beside it what `common.lua` lists, under `{dlock:NAME}:…`.
 
 pub mod acquire;
-mod agreement;
 mod doctor;
 pub mod nodes;
 mod status;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ::redis::Value;
 use anyhow::Result;
@@ -28,9 +27,9 @@ use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
-use crate::clock;
+use crate::clock::{self, Instant};
 use crate::lock::{Holder, LockName, LockState, OwnerId};
-use acquire::{Began, Then};
+use acquire::Then;
 use nodes::{Answer, Node, Nodes, Reply, agreed, any, count, no_majority};
 
 pub static GIVE_BACK: Script = script!("give_back.lua");
@@ -51,7 +50,8 @@ pub struct Redlock {
     who: String,
     /// How many of the watched nodes must have changed to make it worth asking.
     needed: usize,
-    began: Option<Began>,
+    /// Since when we wait.
+    began: Option<(Instant, SystemTime)>,
     /// The nodes have not agreed on who is first: next time we do not heed their queues.
     ignores_queue: bool,
 }
@@ -71,12 +71,12 @@ impl Redlock {
     }
 
     pub fn keys(&self, name: &LockName) -> Vec<String> {
-        redis::keys(&self.prefix, name, &["taken", "turn:", "late:"])
+        keys(&self.prefix, name)
     }
 
     /// Undoes what was taken, also where it is not known whether it was.
     async fn give_back(&mut self, ask: &Ask, keys: &[String], and: Then) -> Vec<Reply<Value>> {
-        let [since, waited] = self.began.get_or_insert_with(Began::now).told();
+        let [since, waited] = self.began();
         let rest = [flag(and == Then::Wait).to_owned(), since, waited, millis(ask.ttl), ask.who.to_json()];
         let args = |node: &Node| std::iter::once(node.given_up()).chain(rest.clone()).collect();
         let replies = self.nodes.ask_by_number(&GIVE_BACK, keys, &ask.who.owner, args).await;
@@ -87,14 +87,17 @@ impl Redlock {
     /// From here on a change on any node is worth a renewal, which takes that node again.
     fn watch_as_holder(&mut self, name: &LockName, owner: &OwnerId, replies: &[Reply]) {
         self.needed = 1;
-        let (lock, note) = (format!("{}{name}", self.prefix), beside(&self.prefix, name, &format!("note:{owner}")));
         for (node, reply) in self.nodes.all.iter_mut().zip(replies) {
             node.watch = match reply {
-                Ok(answer) => vec![(lock.clone(), seen_by_holder(answer, owner)), (note.clone(), None)],
+                Ok(answer) => redis::lock_and_note(&self.prefix, name, owner, seen_by_holder(answer, owner)),
                 Err(_) => Watch::new(),
             };
         }
     }
+}
+
+fn keys(prefix: &str, name: &LockName) -> Vec<String> {
+    redis::keys(prefix, name, &["taken", "turn:", "late:"])
 }
 
 /// What a node holds after we asked it to be ours.

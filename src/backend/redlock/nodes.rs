@@ -9,9 +9,8 @@ use futures_util::stream::FuturesUnordered;
 use redis::{FromRedisValue, ParsingError, Value};
 
 use crate::backend::redis::Script;
-use crate::backend::redis::answer::{millis, non_empty, number, shown, text, understood};
-use crate::backend::redis::server::Server;
-use crate::backend::redis::server::Watch;
+use crate::backend::redis::answer::{answers, millis, non_empty, number, shown, text};
+use crate::backend::redis::server::{Server, Watch};
 use crate::backend::redis::target::Target;
 use crate::backend::{Address, Patience};
 use crate::clock;
@@ -226,25 +225,18 @@ pub struct Busy {
     pub ask_again: Option<Duration>,
 }
 
-impl FromRedisValue for Answer {
-    fn from_redis_value(reply: Value) -> Result<Answer, ParsingError> {
-        understood(reply, |word, rest| {
-            Some(match (word, rest) {
-                ("ours", []) => Answer::Ours(None),
-                ("ours", [token]) => Answer::Ours(Some(Token(number(token)?))),
-                ("busy", [owner, left, details, ahead, ask_again]) => Answer::Busy(Busy {
-                    owner: non_empty(owner),
-                    details: text(details)?,
-                    left: millis(left),
-                    ahead: number(ahead)?,
-                    ask_again: millis(ask_again),
-                }),
-                ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
-                ("taken", [reason]) => Answer::Taken(shown(reason)),
-                ("revoked", [reason]) => Answer::Revoked(shown(reason)),
-                ("ran", []) => Answer::Ran,
-                _ => return None,
-            })
-        })
-    }
+answers! { Answer:
+    ("ours", []) => Answer::Ours(None),
+    ("ours", [token]) => Answer::Ours(Some(Token(number(token)?))),
+    ("busy", [owner, left, details, ahead, ask_again]) => Answer::Busy(Busy {
+        owner: non_empty(owner),
+        details: text(details)?,
+        left: millis(left),
+        ahead: number(ahead)?,
+        ask_again: millis(ask_again),
+    }),
+    ("gone", rest) => Answer::Gone(rest.first().and_then(non_empty)),
+    ("taken", [reason]) => Answer::Taken(shown(reason)),
+    ("revoked", [reason]) => Answer::Revoked(shown(reason)),
+    ("ran", []) => Answer::Ran,
 }

@@ -12,7 +12,7 @@ use crate::backend::redis::Script;
 use crate::backend::redis::status::{self as redis, in_order, next_place, page, place};
 use crate::lock::{Contender, History, LastRun, LockName, LockState, NodeState, Outcome};
 
-static INSPECT: Script = script!("../redis/inspect.lua");
+pub static INSPECT: Script = script!("../redis/inspect.lua");
 
 pub struct Look {
     pub state: LockState,
@@ -33,7 +33,7 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
         let mut node = NodeState { node: redlock.nodes.all[n].server.host().to_owned(), owner: None, error: None };
         match reply {
             Ok(seen) => {
-                first = first.or(seen.known.then_some(n));
+                first = first.or(seen.counter.map(|_| n));
                 runs.extend(seen.history.runs.iter().cloned());
                 last_success_at = last_success_at.max(seen.history.last_success_at);
                 for waiter in &seen.waiters {
