@@ -110,6 +110,11 @@ impl Voice {
         });
     }
 
+    /// Whether anybody hears of what goes as it should: if not, such an event need not be made.
+    pub fn tells_all(&self) -> bool {
+        self.loudness == Loudness::Verbose || self.hooks.is_some()
+    }
+
     /// Whether a live line would be seen, and is worth a wake-up every second.
     pub fn is_live(&self) -> bool {
         self.live

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::block_on;
-use super::run::{ancestry, take};
+use super::run::{is_inside, take};
 use crate::backend::{Lease, Reheld, within};
 use crate::cli::{AcquireArgs, Named, ReleaseArgs, RenewArgs, RunArgs};
 use crate::clock::millis;
@@ -121,7 +121,7 @@ fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extens
             Err(Fault::NotOurs.because(format_args!("{operator} takes {name} away ({reason}): stop what needs it")))
         }
         // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if extension != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
+        Reheld::Running if extension != Extension::End && is_inside(name, owner) => Ok(Exit::OK),
         Reheld::Running => {
             Err(Fault::Usage
                 .because(format_args!("{name} is held by a dlock run, which renews and releases it by itself")))

@@ -8,8 +8,6 @@
 mod apart;
 mod command;
 mod hooks;
-mod pace;
-mod processes;
 mod stage;
 mod tree;
 mod watch;
@@ -23,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::libc;
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::timer::Timer;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
@@ -34,11 +33,11 @@ use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
 pub use apart::{Priority, possible_priority};
+use command::Leaf;
 pub use command::Plan;
 pub use hooks::{EVENT, Hooks};
-pub use pace::Pace;
-use processes::{Leaf, Proc};
-use tree::Tree;
+pub use stage::Pace;
+use tree::{Proc, Tree};
 pub use wire::GuardianEvent;
 use wire::{Link, Order};
 
@@ -98,7 +97,7 @@ impl Guardian {
         let proc = Proc::open()?;
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
-        processes::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
+        prctl::set_child_subreaper(true).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
         // A process that is left behind on purpose would stay in it.
         let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::make() };
@@ -211,7 +210,7 @@ impl Guardian {
     /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
     /// now. So a kernel timer kills dlock at the end of the lease, unless the timer is dropped before.
     pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
-        let ends_us = if lease.descriptors.is_empty() { None } else { pace::die_at(end).ok() };
+        let ends_us = if lease.descriptors.is_empty() { None } else { stage::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
         }
@@ -271,26 +270,30 @@ impl DeadlineLink {
     }
 }
 
-/// Runs a test in a process of its own, of which it is the only thread: it has children, and waits for all there are.
-/// The test's program is run again for it, so that there is no other thread when that forks.
 #[cfg(test)]
-fn alone(test: &str, body: impl FnOnce()) {
-    const ALONE: &str = "DLOCK_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        // SAFETY: the only other thread waits for the end of this test.
-        match unsafe { fork() }.expect("it can be forked") {
-            ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
-            ForkResult::Child => {
-                let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
-                // SAFETY: ends this process, whose other thread is not there to hear of it.
-                unsafe { libc::_exit(i32::from(!passed)) }
+mod tests {
+    use super::*;
+
+    /// Runs a test in a process of its own, of which it is the only thread: it has children, and waits for all there are.
+    /// The test's program is run again for it, so that there is no other thread when that forks.
+    pub fn alone(test: &str, body: impl FnOnce()) {
+        const ALONE: &str = "DLOCK_TEST_ALONE";
+        if std::env::var_os(ALONE).is_some() {
+            // SAFETY: the only other thread waits for the end of this test.
+            match unsafe { fork() }.expect("it can be forked") {
+                ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
+                ForkResult::Child => {
+                    let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
+                    // SAFETY: ends this process, whose other thread is not there to hear of it.
+                    unsafe { libc::_exit(i32::from(!passed)) }
+                }
             }
+            return;
         }
-        return;
+        let mut itself = std::process::Command::new(std::env::current_exe().expect("a test has a program"));
+        itself.args([&format!("guardian::{test}"), "--exact", "--nocapture"]).env(ALONE, "1");
+        let ran = itself.output().expect("it can be run again");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     }
-    let mut itself = std::process::Command::new(std::env::current_exe().expect("a test has a program"));
-    itself.args([&format!("guardian::{test}"), "--exact", "--nocapture"]).env(ALONE, "1");
-    let ran = itself.output().expect("it can be run again");
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
 }
