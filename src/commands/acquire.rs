@@ -10,23 +10,18 @@ use serde_json::json;
 use super::block_on;
 use super::run::{is_inside, take};
 use crate::backend::{Lease, Reheld, within};
-use crate::cli::{AcquireArgs, Named, ReleaseArgs, RenewArgs, RunArgs};
+use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, RunArgs};
 use crate::clock::millis;
-use crate::config::{Layers, RunJob, Service, names};
+use crate::config::{Layers, RunJob, Service, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LeaseTiming, LockName, OwnerId, Revocation};
 use crate::report::{Voice, print};
 
 pub fn acquire(args: AcquireArgs, layers: Layers, voice: Voice) -> Result<Exit> {
-    let name = names::of("acquire", args.named)?.to_string();
+    values::lock("acquire", &args.asking.named)?;
     let as_run = RunArgs {
-        named: Named { name: Some(name), words: Vec::new() },
+        asking: args.asking,
         ttl: args.ttl,
-        wait: args.wait,
-        no_wait: args.no_wait,
-        shared: args.shared,
-        slots: args.slots,
-        conflict_exit_code: args.conflict_exit_code,
         note: args.note,
         // Never started, only shown by `status`.
         argv: vec!["dlock".into(), "acquire".into()],
@@ -63,13 +58,13 @@ pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
     let ttl = layers.ttl(args.ttl.as_deref())?;
     LeaseTiming::new(ttl, None).context(Fault::Usage)?;
     let service = layers.service(None)?;
-    let (name, owner) = (names::of("renew", args.named)?, owner(args.owner)?);
+    let (name, owner) = (values::lock("renew", &args.lock.named)?, owner(args.lock.owner)?);
     change(&service, &name, &owner, if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) })
 }
 
 pub fn release(args: ReleaseArgs, mut layers: Layers) -> Result<Exit> {
     let service = layers.service(None)?;
-    let (name, owner) = (names::of("release", args.named)?, owner(args.owner)?);
+    let (name, owner) = (values::lock("release", &args.lock.named)?, owner(args.lock.owner)?);
     change(&service, &name, &owner, Extension::End)
 }
 

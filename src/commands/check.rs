@@ -13,7 +13,7 @@ use super::selected::each_page;
 use super::table::clipped;
 use crate::cli::CheckArgs;
 use crate::clock::millis;
-use crate::config::{Layers, flag, names, values};
+use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
 use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since};
@@ -71,7 +71,7 @@ struct Limits {
 }
 
 pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
-    let wanted = names::all(&args.locks)?;
+    let wanted = values::locks(&args.locks)?;
     if wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock check NAME, or for all locks: dlock check '*'"));
     }

@@ -14,7 +14,7 @@ use super::selected::each_page;
 use super::table::Screen;
 use crate::backend::{Backend, held_by_root, within};
 use crate::cli::StatusArgs;
-use crate::config::{Color, Layers, Layout, Service, flag, names, values};
+use crate::config::{Color, Layers, Layout, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LockName, LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
@@ -35,7 +35,7 @@ struct Query {
 }
 
 pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<Exit> {
-    let wanted = names::all(&args.locks)?;
+    let wanted = values::locks(&args.locks)?;
     let watch_every = flag("--watch", args.watch.as_deref(), values::duration)?;
     let layout = if args.json { Some("json") } else { args.format.as_deref() };
     let layout = flag("--format", layout, values::choice)?;

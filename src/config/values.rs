@@ -1,4 +1,4 @@
-//! How each kind of value is written.
+//! How each kind of value is written, and which locks are meant.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,9 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use nix::sys::signal::Signal;
 
-use crate::lock::{LONGEST_NOTE, Token};
+use crate::cli::{self, Named, Names};
+use crate::exit::Fault;
+use crate::lock::{LONGEST_NOTE, LockName, Selector, Token};
 
 /// What happens when the server says that the lock is already not ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +42,22 @@ pub enum Color {
     Auto,
     Always,
     Never,
+}
+
+pub fn lock_name(text: &str) -> Result<LockName> {
+    text.parse().with_context(|| format!("{text:?}")).context(Fault::Usage)
+}
+
+/// The lock of a verb that takes one.
+pub fn lock(verb: &str, typed: &Named) -> Result<LockName> {
+    let mistake = || Fault::Usage.because(cli::no_single_lock(verb, typed));
+    lock_name(typed.one().ok_or_else(mistake)?)
+}
+
+/// The locks of a verb that takes any number of them.
+pub fn locks(typed: &Names) -> Result<Vec<Selector>> {
+    let words = typed.name.iter().chain(&typed.names);
+    words.map(|word| word.parse()).collect::<Result<_>>().context(Fault::Usage)
 }
 
 /// `30s`, `1h 5m`, or bare seconds as sleep(1) takes them.

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     const fn ms(n: u64) -> Duration {
-        Duration::from_ms(n)
+        Duration::from_millis(n)
     }
 
     #[test]
