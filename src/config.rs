@@ -69,15 +69,15 @@ impl RunJob {
         let nothing_to_run = args.explain.then(|| "CMD".as_ref());
         let program = args.command.as_ref().or(args.argv.first()).map(AsRef::as_ref).or(nothing_to_run);
         // Whoever typed the lock for a duration did not forget the lock.
-        flag("--wait", args.asking.wait.as_deref(), values::duration)?;
+        flag("--wait", &args.asking.wait, values::duration)?;
         let name = match args.asking.named.one().filter(|_| program.is_some()) {
             Some(name) => values::lock_name(name)?,
             None => return Err(Fault::Usage.because(cli::incomplete_run(&args.asking.named, program))),
         };
-        let ttl = layers.ttl(args.ttl.as_deref())?;
+        let ttl = layers.ttl(&args.ttl)?;
         let usual = LeaseTiming::new(ttl, None).map(|timing| rounded(timing.kill_after));
         let usual = usual.unwrap_or_else(|_| "none".into());
-        let kill_after = layers.option("kill-after", args.kill_after.as_deref(), values::duration, &usual)?;
+        let kill_after = layers.option("kill-after", &args.kill_after, values::duration, &usual)?;
         let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
         let service = layers.service(Some(timing))?;
         let is_set = |limit: &Duration| !limit.is_zero();
@@ -86,28 +86,24 @@ impl RunJob {
             name,
             service,
             timing,
-            mode: mode(args.asking.shared, args.asking.slots.as_deref())?,
+            mode: mode(args.asking.shared, &args.asking.slots)?,
             numbered: args.asking.slots.is_some(),
             wait: wait(&mut layers, &args)?,
-            once: flag("--once", args.once.as_deref(), values::once_key)?,
-            signal: layers.value("signal", args.signal.as_deref(), values::signal, "TERM")?,
-            timeout: layers.option("timeout", args.timeout.as_deref(), values::duration, "none")?.filter(is_set),
-            on_lost: layers.value("on-lost", args.on_lost.as_deref(), values::choice, "kill")?,
-            leftovers: layers.value("leftovers", args.leftovers.as_deref(), values::choice, "kill")?,
-            hold_at_least: layers.value("hold-at-least", args.hold_at_least.as_deref(), values::duration, "0")?,
-            metrics_file: layers.option("metrics-file", args.metrics_file.as_deref(), values::path, "none")?,
-            on_event: layers.option("on-event", args.on_event.as_deref(), values::shell_command, "none")?,
-            warn_after: layers
-                .option("warn-after", args.warn_after.as_deref(), values::duration, "none")?
-                .filter(is_set),
-            note: layers.option("note", args.note.as_deref(), values::note, "none")?,
-            history: layers.value("history", args.history.as_deref(), values::history, &DEFAULT_HISTORY.to_string())?,
-            conflict: Exit::Code(layers.value(
-                "conflict-exit-code",
-                args.asking.conflict_exit_code.as_deref(),
-                values::exit_code,
-                &Exit::BUSY.to_string(),
-            )?),
+            once: flag("--once", &args.once, values::once_key)?,
+            signal: layers.value("signal", &args.signal, values::signal, "TERM")?,
+            timeout: layers.option("timeout", &args.timeout, values::duration, "none")?.filter(is_set),
+            on_lost: layers.value("on-lost", &args.on_lost, values::choice, "kill")?,
+            leftovers: layers.value("leftovers", &args.leftovers, values::choice, "kill")?,
+            hold_at_least: layers.value("hold-at-least", &args.hold_at_least, values::duration, "0")?,
+            metrics_file: layers.option("metrics-file", &args.metrics_file, values::path, "none")?,
+            on_event: layers.option("on-event", &args.on_event, values::shell_command, "none")?,
+            warn_after: layers.option("warn-after", &args.warn_after, values::duration, "none")?.filter(is_set),
+            note: layers.option("note", &args.note, values::note, "none")?,
+            history: layers.value("history", &args.history, values::history, &DEFAULT_HISTORY.to_string())?,
+            conflict: {
+                let (typed, usual) = (&args.asking.conflict_exit_code, Exit::BUSY.to_string());
+                Exit::Code(layers.value("conflict-exit-code", typed, values::exit_code, &usual)?)
+            },
             argv: match args.command {
                 Some(line) => vec![values::shell(), "-c".into(), line],
                 None => args.argv,
@@ -184,7 +180,7 @@ impl Layers {
     pub fn load(typed: Common) -> Result<Layers> {
         let file = config_path(&typed).map(|path| ConfigFile::read(&path)).transpose()?;
         let mut layers = Layers { typed, file, ..Layers::default() };
-        if let Some((backend, source)) = layers.find("backend", layers.typed.backend.as_deref())?
+        if let Some((backend, source)) = layers.find("backend", &layers.typed.backend)?
             && !backend.contains("://")
         {
             let profile = layers.file.as_ref().and_then(|file| file.profiles.get(&backend)).cloned();
@@ -198,9 +194,9 @@ impl Layers {
     /// How dlock is to speak. Nothing that `--explain` has to show.
     pub fn voice(&mut self) -> Result<Voice> {
         let Common { log, verbose, quiet, .. } = self.typed.clone();
-        let format = self.value("log", log.as_deref(), values::choice, "text")?;
-        let may_be_verbose = !quiet && self.value("verbose", None, values::yes_or_no, "false")?;
-        let may_be_quiet = quiet || self.value("quiet", None, values::yes_or_no, "false")?;
+        let format = self.value("log", &log, values::choice, "text")?;
+        let may_be_verbose = !quiet && self.value("verbose", &None, values::yes_or_no, "false")?;
+        let may_be_quiet = quiet || self.value("quiet", &None, values::yes_or_no, "false")?;
         self.explained.clear();
         let loudness = match () {
             () if verbose || may_be_verbose => Loudness::Verbose,
@@ -217,7 +213,7 @@ impl Layers {
 
     /// The backend that was chosen, if any was.
     pub fn address(&mut self) -> Result<Option<Address>> {
-        let Some((text, source)) = self.find("backend", self.typed.backend.as_deref())? else { return Ok(None) };
+        let Some((text, source)) = self.find("backend", &self.typed.backend)? else { return Ok(None) };
         let address = match &self.profile {
             Some((_, profile)) => profile.address.clone(),
             None => Address::parse(&text).with_context(|| source.place("backend"))?,
@@ -227,12 +223,12 @@ impl Layers {
     }
 
     /// A setting's value from the strongest layer that has it, or its default; noted down for `--explain`.
-    pub fn value<T>(&mut self, key: Key, flag: Option<&str>, parse: Parse<T>, default: &str) -> Result<T> {
+    pub fn value<T>(&mut self, key: Key, flag: &Option<String>, parse: Parse<T>, default: &str) -> Result<T> {
         self.option(key, flag, parse, default)?.map_or_else(|| parse(default), Ok)
     }
 
     /// The same where nothing need be set; `unset` says what that means.
-    pub fn option<T>(&mut self, key: Key, flag: Option<&str>, parse: Parse<T>, unset: &str) -> Result<Option<T>> {
+    pub fn option<T>(&mut self, key: Key, flag: &Option<String>, parse: Parse<T>, unset: &str) -> Result<Option<T>> {
         let Some((text, source)) = self.find(key, flag)? else {
             self.note(key, None, unset);
             return Ok(None);
@@ -253,20 +249,20 @@ impl Layers {
         const LATER_ANSWERS: Duration = Duration::from_secs(2);
         let address = self.address().transpose().unwrap_or_else(file_default_address)?;
         let typed = self.typed.connect_timeout.clone();
-        let connect = self.value("connect-timeout", typed.as_deref(), values::duration, "5s")?;
+        let connect = self.value("connect-timeout", &typed, values::duration, "5s")?;
         let connect = connect.max(Duration::from_millis(1));
         let attempt = timing.map_or(LATER_ANSWERS, LeaseTiming::attempt);
         Ok(Service { address, patience: Patience { connect, attempt } })
     }
 
     /// How long a lease lasts, for verbs that take no `--kill-after`.
-    pub fn ttl(&mut self, flag: Option<&str>) -> Result<Duration> {
+    pub fn ttl(&mut self, flag: &Option<String>) -> Result<Duration> {
         self.value("ttl", flag, values::duration, "30s")
     }
 
-    fn find(&self, key: &str, flag: Option<&str>) -> Result<Option<(String, Source)>> {
+    fn find(&self, key: &str, flag: &Option<String>) -> Result<Option<(String, Source)>> {
         if let Some(text) = flag {
-            return Ok(Some((text.to_owned(), Source::Flag)));
+            return Ok(Some((text.clone(), Source::Flag)));
         }
         let variable = variable(key);
         if let Some(text) = std::env::var_os(&variable).filter(|text| !text.is_empty()) {
@@ -287,12 +283,12 @@ impl Service {
 }
 
 /// What only a flag can set.
-pub fn flag<T>(name: &'static str, typed: Option<&str>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
-    typed.map(parse).transpose().context(name).context(Fault::Usage)
+pub fn flag<T>(name: &'static str, typed: &Option<String>, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
+    typed.as_deref().map(parse).transpose().context(name).context(Fault::Usage)
 }
 
 fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {
-    let typed = if args.asking.no_wait { Some("0") } else { args.asking.wait.as_deref() };
+    let typed = if args.asking.no_wait { &Some("0".to_owned()) } else { &args.asking.wait };
     let limit = match args.keep_trying {
         false => layers.option("wait", typed, values::duration, "for ever")?,
         true => {
@@ -308,7 +304,7 @@ fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {
     })
 }
 
-fn mode(shared: bool, slots: Option<&str>) -> Result<Mode> {
+fn mode(shared: bool, slots: &Option<String>) -> Result<Mode> {
     let slots = flag("--slots", slots, values::slots)?;
     Ok(match slots {
         _ if shared => Mode::Shared,

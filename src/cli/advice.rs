@@ -9,46 +9,31 @@ use super::read::{given, option};
 use super::{Cli, Named};
 use crate::config::{nearest, values};
 
-/// Words of other tools, and what they are here.
-const OTHER_VERBS: [(&str, &str); 23] = [
-    ("break", "force-release"),
-    ("completion", "completions"),
-    ("exec", "run"),
-    ("extend", "renew"),
-    ("flock", "run"),
-    ("free", "release"),
-    ("kill", "force-release"),
-    ("list", "status"),
-    ("lock", "run"),
-    ("log", "history"),
-    ("logs", "history"),
-    ("ls", "status"),
-    ("manual", "man"),
-    ("ping", "doctor"),
-    ("ps", "status"),
-    ("refresh", "renew"),
-    ("show", "status"),
-    ("start", "run"),
-    ("steal", "force-release"),
-    ("test", "doctor"),
-    ("unlock", "release"),
-    ("version", "--version"),
-    ("with", "run"),
+/// What dlock calls it, and what other tools do.
+const OTHER_VERBS: [(&str, &[&str]); 10] = [
+    ("completions", &["completion"]),
+    ("doctor", &["ping", "test"]),
+    ("force-release", &["break", "kill", "steal"]),
+    ("history", &["log", "logs"]),
+    ("man", &["manual"]),
+    ("release", &["free", "unlock"]),
+    ("renew", &["extend", "refresh"]),
+    ("run", &["exec", "flock", "lock", "start", "with"]),
+    ("status", &["list", "ls", "ps", "show"]),
+    ("--version", &["version"]),
 ];
-const OTHER_OPTIONS: [(&str, &str); 12] = [
-    ("exclusive", ""),
-    ("expiry", "ttl"),
-    ("host", "backend"),
-    ("key", "name"),
-    ("lease", "ttl"),
-    ("lock", "name"),
-    ("non-blocking", "no-wait"),
-    ("nowait", "no-wait"),
-    ("retry", "keep-trying"),
-    ("server", "backend"),
-    ("unlock", ""),
-    ("url", "backend"),
+const OTHER_OPTIONS: [(&str, &[&str]); 5] = [
+    ("backend", &["host", "server", "url"]),
+    ("keep-trying", &["retry"]),
+    ("name", &["key", "lock"]),
+    ("no-wait", &["non-blocking", "nowait"]),
+    ("ttl", &["expiry", "lease"]),
 ];
+
+/// What dlock calls what was typed.
+fn own_word(words: &[(&'static str, &[&str])], typed: &str) -> Option<&'static str> {
+    words.iter().find(|(_, others)| others.contains(&typed)).map(|(own, _)| *own)
+}
 
 pub fn mistake(error: &clap::Error, words: &[String]) -> String {
     let cli = Cli::complete();
@@ -119,8 +104,7 @@ fn about_verb(cli: &Command, words: &[String]) -> String {
     }
     let wrong = format!("{word:?} is not a command of dlock");
     let verbs = cli.get_subcommands().filter(|verb| !verb.is_hide_set()).map(Command::get_name);
-    let other = OTHER_VERBS.iter().find(|(other, _)| other == word).map(|(_, verb)| *verb);
-    if let Some(verb) = other.or_else(|| nearest(word, verbs)) {
+    if let Some(verb) = own_word(&OTHER_VERBS, word).or_else(|| nearest(word, verbs)) {
         return format!("{wrong}; did you mean dlock {verb}?");
     }
     if word.contains('/') || word.contains('.') {
@@ -187,8 +171,7 @@ fn about_option(cli: &Command, verb: &Command, words: &[String], wrong: &str) ->
     let unknown = format!("dlock {name} has no option {wrong}");
     let options = verb.get_arguments().filter(|arg| !arg.is_hide_set());
     let options = options.flat_map(|arg| arg.get_all_aliases().into_iter().flatten().chain(arg.get_long()));
-    let other = OTHER_OPTIONS.iter().find(|(other, _)| *other == long).map(|(_, name)| *name);
-    let other = other.filter(|name| option(verb, name).is_some());
+    let other = own_word(&OTHER_OPTIONS, long).filter(|name| option(verb, name).is_some());
     let near = other.or_else(|| nearest(long, options).filter(|_| wrong.starts_with("--")));
     if let Some(near) = near {
         return format!("{unknown}; did you mean --{near}?");

@@ -55,7 +55,7 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
 }
 
 pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
-    let ttl = layers.ttl(args.ttl.as_deref())?;
+    let ttl = layers.ttl(&args.ttl)?;
     LeaseTiming::new(ttl, None).context(Fault::Usage)?;
     let service = layers.service(None)?;
     let (name, owner) = (values::lock("renew", &args.lock.named)?, owner(args.lock.owner)?);

@@ -25,7 +25,7 @@ struct Order {
 }
 
 pub fn force_release(args: ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
-    let token = flag("--token", args.token.as_deref(), values::token)?;
+    let token = flag("--token", &args.token, values::token)?;
     let service = layers.service(None)?;
     let name = values::lock("force-release", &args.named)?;
     let order = &Order { name, now: args.now, yes: args.yes, token, reason: args.reason };

@@ -23,8 +23,8 @@ static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
 pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
-    let forget_once = flag("--forget-once", args.forget_once.as_deref(), values::once_key)?;
-    let limit = flag("--limit", args.limit.as_deref(), values::count)?;
+    let forget_once = flag("--forget-once", &args.forget_once, values::once_key)?;
+    let limit = flag("--limit", &args.limit, values::count)?;
     let service = layers.service(None)?;
     let name = values::lock("history", &args.named)?;
     if let Some(key) = forget_once {

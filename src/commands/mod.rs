@@ -12,7 +12,6 @@ pub mod run;
 mod selected;
 pub mod status;
 pub mod table;
-mod version;
 mod words;
 
 use std::future::Future;
@@ -103,7 +102,7 @@ pub fn usage_error(error: &clap::Error) -> Exit {
     }
     if error.kind() == ErrorKind::DisplayVersion {
         let in_full = typed().any(|word| word == "--verbose" || word == "-v");
-        let _ = print(if in_full { version::verbose() } else { version::version() });
+        let _ = print(if in_full { generate::verbose() } else { generate::version() });
         return Exit::OK;
     }
     let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));

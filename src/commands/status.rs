@@ -36,8 +36,8 @@ struct Query {
 
 pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<Exit> {
     let wanted = values::locks(&args.locks)?;
-    let watch_every = flag("--watch", args.watch.as_deref(), values::duration)?;
-    let layout = if args.json { Some("json") } else { args.format.as_deref() };
+    let watch_every = flag("--watch", &args.watch, values::duration)?;
+    let layout = if args.json { &Some("json".to_owned()) } else { &args.format };
     let layout = flag("--format", layout, values::choice)?;
     if args.exit_code && wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock status NAME --exit-code"));
@@ -45,7 +45,7 @@ pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<
     if watch_every.is_some() && layout == Some(Layout::Prometheus) {
         return Err(Fault::Usage.because("--format prometheus is printed once, not with --watch"));
     }
-    let color = flag("--color", args.color.as_deref(), values::choice)?.unwrap_or(Color::Auto);
+    let color = flag("--color", &args.color, values::choice)?.unwrap_or(Color::Auto);
     let service = layers.service(None)?;
     let backend_flag = match layers.typed.backend {
         Some(url) if url.contains("://") => format!("-b '{}' ", service.address),

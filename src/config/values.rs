@@ -192,6 +192,17 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_a_flag_or_a_word() {
+        let typed = |name: Option<&str>, words: &[&str]| Named {
+            name: name.map(str::to_owned),
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        assert_eq!(lock("release", &typed(Some("x"), &[])).unwrap().as_str(), "x");
+        assert_eq!(lock("release", &typed(None, &["x"])).unwrap().as_str(), "x");
+        assert!(lock("release", &typed(Some("x"), &["y"])).is_err() && lock("release", &typed(None, &[])).is_err());
+    }
+
+    #[test]
     fn signals_have_names_and_numbers() {
         for same in ["TERM", "term", "SIGTERM", "15"] {
             assert_eq!(signal(same).unwrap(), 15, "{same}");

@@ -8,13 +8,13 @@ use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::fcntl::OFlag;
 
 use super::Tally;
-use crate::clock;
+use crate::clock::{self, rfc3339::timestamp};
 use crate::exit::Fault;
 use crate::lock::LockName;
 use crate::openat::{self, Place};
@@ -195,12 +195,6 @@ fn end(series: &mut Series, tally: &Tally) {
     }
 }
 
-/// To the millisecond.
-fn timestamp(at: SystemTime) -> f64 {
-    let millis = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)).as_secs_f64()
-}
-
 fn is_ours(line: &str) -> bool {
     let about = line.strip_prefix("# HELP ").or(line.strip_prefix("# TYPE ")).unwrap_or(line);
     about.starts_with("dlock_") || line.trim().is_empty()
@@ -247,6 +241,8 @@ fn render(samples: &Samples) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]
