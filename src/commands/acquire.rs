@@ -17,7 +17,7 @@ use crate::exit::{Exit, Fault};
 use crate::lock::{LeaseTiming, LockName, OwnerId, Revocation};
 use crate::report::{Voice, print};
 
-pub fn acquire(args: AcquireArgs, layers: Layers, voice: Voice) -> Result<Exit> {
+pub fn acquire(args: AcquireArgs, layers: Layers, voice: &mut Voice) -> Result<Exit> {
     values::lock("acquire", &args.asking.named)?;
     let as_run = RunArgs {
         asking: args.asking,

@@ -25,12 +25,12 @@ use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(args: &FenceArgs, mut voice: Voice) -> Result<Exit> {
+pub fn fence(args: &FenceArgs, voice: &mut Voice) -> Result<Exit> {
     let token = token(args)?;
     let place = mark_of(&args.resource)?;
     let path = place.path();
     let mut mark = open(&place)?;
-    lock(&mark, &path, &args.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
+    lock(&mark, &path, &args.resource, voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if token < seen {
         let resource = args.resource.display();

@@ -57,10 +57,10 @@ pub fn dispatch(verb: Verb) -> Exit {
 }
 
 /// Does the work of a verb with the configuration.
-fn with(typed: Common, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
+fn with(typed: Common, work: impl FnOnce(Layers, &mut Voice) -> Result<Exit>) -> Exit {
     let loaded = Layers::load(typed).and_then(|mut layers| Ok((layers.voice()?, layers)));
     match loaded {
-        Ok((voice, layers)) => exit_of(work(layers, voice.clone()), voice),
+        Ok((mut voice, layers)) => exit_of(work(layers, &mut voice), voice),
         Err(error) => exit_of(Err(error), plain_voice()),
     }
 }

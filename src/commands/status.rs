@@ -34,7 +34,7 @@ struct Query {
     backend_flag: String,
 }
 
-pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<Exit> {
+pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result<Exit> {
     let wanted = values::locks(&args.locks)?;
     let watch_every = flag("--watch", &args.watch, values::duration)?;
     let layout = if args.json { &Some("json".to_owned()) } else { &args.format };
@@ -106,7 +106,7 @@ fn to_describe(query: &Query) -> Option<&LockName> {
     }
 }
 
-async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
+async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
         match whole_picture(query, backend).await {

@@ -77,10 +77,6 @@ struct Help {
     again_at: Instant,
 }
 
-/// The keeper's connection to the guardian: it pushes deadlines, and nothing else.
-#[derive(Clone, Debug)]
-pub struct DeadlineLink(Link);
-
 /// What came of helping the guardian.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Helped {
@@ -135,9 +131,12 @@ impl Guardian {
         self.link.send(&start, descriptors).context("the guardian process is gone")
     }
 
-    /// Where the keeper pushes the deadlines.
-    pub fn deadline_link(&self) -> DeadlineLink {
-        DeadlineLink(self.link.clone())
+    /// What the keeper pushes the deadlines with, and can do nothing else with.
+    pub fn deadline_push(&self) -> impl Fn(Deadlines) + Send + use<> {
+        let link = self.link.clone();
+        move |deadlines| {
+            let _ = link.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
+        }
     }
 
     /// An order to a guardian that is gone is dropped: [`receive`](Self::receive) reports that.
@@ -262,12 +261,6 @@ impl Guardian {
 /// Whether the processes of a command could be found; if not, none is started.
 pub fn find_processes() -> Result<()> {
     Proc::open().map(drop)
-}
-
-impl DeadlineLink {
-    pub fn push(&self, deadlines: Deadlines) {
-        let _ = self.0.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
-    }
 }
 
 #[cfg(test)]

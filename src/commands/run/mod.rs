@@ -29,27 +29,7 @@ pub use wait::is_inside;
 /// After this it is left to the lease to run out.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
-pub fn run(job: RunJob, voice: Voice) -> Result<Exit> {
-    with_hooks(job, voice, one_round)
-}
-
-/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
-pub fn take(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
-    with_hooks(job, voice, take_once)
-}
-
-/// The hooks are the first process to be forked: what comes later must know that they are not the command's. A dlock
-/// inside of a hook has none, or there would be no end of them.
-fn with_hooks<T>(job: RunJob, mut voice: Voice, work: fn(RunJob, Voice) -> Result<T>) -> Result<T> {
-    if let Some(command) = job.on_event.as_ref().filter(|_| std::env::var_os(EVENT).is_none()) {
-        let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
-        voice = voice.calling(hooks);
-    }
-    let hooks = voice.clone();
-    work(job, voice).inspect_err(|error| hooks.call_for(error))
-}
-
-fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
+pub fn run(job: RunJob, voice: &mut Voice) -> Result<Exit> {
     let mut run = Run::prepare(job, voice)?;
     let exit = match run.wait_for_lock() {
         Ok(Waited::Granted(lease, deadlines)) => run.under_lock(&lease, deadlines),
@@ -68,7 +48,8 @@ fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
     exit
 }
 
-fn take_once(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
+/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
+pub fn take(job: RunJob, voice: &mut Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
@@ -122,8 +103,13 @@ struct Tally {
 }
 
 impl Run {
-    /// Signals first, then the guardian, and only then what may make a thread.
-    fn prepare(job: RunJob, voice: Voice) -> Result<Run> {
+    /// The hooks are the first process to be forked: what comes later must know that they are not the command's. Then
+    /// signals, then the guardian, and only then what may make a thread.
+    fn prepare(job: RunJob, voice: &mut Voice) -> Result<Run> {
+        // A dlock inside of a hook has none, or there would be no end of them.
+        if let Some(command) = job.on_event.as_ref().filter(|_| std::env::var_os(EVENT).is_none()) {
+            voice.call(Hooks::fork(command, &job.name, voice.of_another_process())?);
+        }
         if let Some(path) = &job.metrics_file {
             metrics::refuse_foreign(path)?;
         }
@@ -132,14 +118,16 @@ impl Run {
         who.note.clone_from(&job.note);
         let signals = Signals::catch()?;
         let terminal = Terminal::in_foreground();
-        let group = terminal.as_ref().map(Terminal::group);
-        let (mask, ignores_children) = (signals.inherited_mask, signals.ignored_children);
-        let plan = Plan { argv: job.argv.clone(), mask, group, ignores_children };
-        let (signal, leftovers) = (job.signal, job.leftovers);
+        let plan = Plan {
+            argv: job.argv.clone(),
+            mask: signals.inherited_mask,
+            group: terminal.as_ref().map(Terminal::group),
+            ignores_children: signals.ignored_children,
+        };
         let options = GuardianOptions {
             name: job.name.clone(),
-            signal,
-            leftovers,
+            signal: job.signal,
+            leftovers: job.leftovers,
             voice: voice.clone(),
             linger: backend::linger,
         };
@@ -155,12 +143,11 @@ impl Run {
         };
         let ancestors = wait::owners_of(&job.name);
         let config = KeeperConfig { ask, ancestors, timing: job.timing, patience: job.service.patience };
-        let (address, patience) = (job.service.address.clone(), job.service.patience);
-        let deadlines = guardian.deadline_link();
-        let keeper =
-            Keeper::begin(config, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
+        let service = job.service.clone();
+        let keeper = Keeper::begin(config, move || service.open(), guardian.deadline_push())?;
         let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
         let tally = Tally::default();
+        let voice = voice.clone();
         Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
     }
 
