@@ -12,11 +12,11 @@ use anyhow::Result;
 use super::block_on;
 use super::selected::each_page;
 use super::table::Screen;
-use crate::backend::{Backend, held_by_root, within};
+use crate::backend::{Backend, held_by_root};
 use crate::cli::StatusArgs;
 use crate::config::{Color, Layers, Layout, Service, flag, values};
 use crate::exit::{Exit, Fault};
-use crate::lock::{LockName, LockState, Selector, State};
+use crate::lock::{LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
 use prometheus::Exposition;
 use table::LockTable;
@@ -60,14 +60,13 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
         }
         let screen = Screen::of_stdout(query.color);
         let mut held = false;
-        if let Some(name) = to_describe(query) {
-            let state = within(query.service.patience.connect, backend.inspect(name)).await?;
-            held = is_held(&state);
-            print(describe::describe(&state, query, screen))?;
-        } else if is_table_on_terminal(query) {
+        if is_table_on_terminal(query) {
             let picture = whole_picture(query, backend.as_mut()).await?;
             held = picture.iter().any(is_held);
-            print(as_table(query, &picture, screen))?;
+            print(match picture.as_slice() {
+                [only] if wants_description(query) => describe::describe(only, query, screen),
+                all => as_table(query, all, screen),
+            })?;
         } else {
             let mut printer = Printer::new(query, screen);
             each_wanted(query, backend.as_mut(), |page| {
@@ -97,13 +96,9 @@ fn is_held(state: &LockState) -> bool {
     state.state != State::Free
 }
 
-/// The one lock that was asked for on a terminal, if nothing was said about how to show it.
-fn to_describe(query: &Query) -> Option<&LockName> {
-    let is_asked_for = query.layout.is_none() && !query.held && std::io::stdout().is_terminal();
-    match query.wanted.as_slice() {
-        [Selector::Name(name)] if is_asked_for => Some(name),
-        _ => None,
-    }
+/// One lock was asked for, and nothing was said about how to show it.
+fn wants_description(query: &Query) -> bool {
+    query.layout.is_none() && !query.held && matches!(query.wanted.as_slice(), [Selector::Name(_)])
 }
 
 async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {

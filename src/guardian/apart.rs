@@ -1,7 +1,6 @@
 //! How the guardian parts from where dlock was started: into a session of its own, away from all that is open there, and
 //! with a greater claim on the processor.
 
-use std::fmt;
 use std::fs::File;
 use std::os::fd::RawFd;
 
@@ -72,16 +71,6 @@ pub enum Priority {
     Nice,
     /// One among all others.
     Ordinary,
-}
-
-impl fmt::Display for Priority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Priority::RealTime => "real-time",
-            Priority::Nice => "nice -20",
-            Priority::Ordinary => "ordinary",
-        })
-    }
 }
 
 /// How a process is scheduled.
