@@ -99,29 +99,26 @@ fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extens
         };
         within(patience, backend.rehold(name, owner, ttl)).await
     })?;
-    match reheld {
-        Reheld::Done => Ok(Exit::OK),
-        Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
+    let why = match reheld {
+        Reheld::Done => return Ok(Exit::OK),
+        // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
+        Reheld::Running if extension != Extension::End && is_inside(name, owner) => return Ok(Exit::OK),
+        Reheld::Running => {
+            let why = format!("{name} is held by a dlock run, which renews and releases it by itself");
+            return Err(Fault::Usage.because(why));
+        }
+        Reheld::NotOurs => format!("{name} is not held by {owner} (any more)"),
         Reheld::ForceReleased(mark) => {
             let by = Revocation::parse(&mark);
-            Err(Fault::NotOurs.because(format_args!(
-                "{} took {name} away with force-release --now ({}): stop what needs it",
-                by.operator(),
-                by.reason
-            )))
+            let how = format!("with force-release --now ({})", by.reason);
+            format!("{} took {name} away {how}: stop what needs it", by.operator())
         }
         Reheld::Revoked(mark) => {
             let by = Revocation::parse(&mark);
-            let (operator, reason) = (by.operator(), &by.reason);
-            Err(Fault::NotOurs.because(format_args!("{operator} takes {name} away ({reason}): stop what needs it")))
+            format!("{} takes {name} away ({}): stop what needs it", by.operator(), by.reason)
         }
-        // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if extension != Extension::End && is_inside(name, owner) => Ok(Exit::OK),
-        Reheld::Running => {
-            Err(Fault::Usage
-                .because(format_args!("{name} is held by a dlock run, which renews and releases it by itself")))
-        }
-    }
+    };
+    Err(Fault::NotOurs.because(why))
 }
 
 /// Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.

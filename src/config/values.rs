@@ -1,7 +1,9 @@
 //! How each kind of value is written, and which locks are meant.
 
 use std::ffi::OsString;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -99,9 +101,13 @@ pub fn words<T: ValueEnum>() -> Vec<PossibleValue> {
     T::value_variants().iter().filter_map(T::to_possible_value).collect()
 }
 
+fn number<N: FromStr + PartialOrd>(text: &str, range: impl RangeBounds<N>, what: &str) -> Result<N> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.with_context(|| format!("{text:?} is not {what}"))
+}
+
 pub fn count(text: &str) -> Result<usize> {
-    let number = text.parse::<usize>().ok().filter(|n| *n > 0);
-    number.with_context(|| format!("{text:?} is not a number of 1 or more"))
+    number(text, 1.., "a number of 1 or more")
 }
 
 /// A part of something as a percentage: `80%`, or `80`.
@@ -132,17 +138,15 @@ pub fn yes_or_no(text: &str) -> Result<bool> {
 
 /// 0 to 255, unlike flock's `-E 600` of old, which became 88.
 pub fn exit_code(text: &str) -> Result<u8> {
-    text.parse().ok().with_context(|| format!("{text:?} is not an exit code from 0 to 255"))
+    number(text, .., "an exit code from 0 to 255")
 }
 
 pub fn slots(text: &str) -> Result<u32> {
-    let number = text.parse::<u32>().ok().filter(|n| (1..=1000).contains(n));
-    number.with_context(|| format!("{text:?} is not a number of slots from 1 to 1000"))
+    number(text, 1..=1000, "a number of slots from 1 to 1000")
 }
 
 pub fn token(text: &str) -> Result<Token> {
-    let number = text.parse::<i64>().ok().and_then(|n| u64::try_from(n).ok());
-    number.map(Token).with_context(|| format!("{text:?} is not a fencing token"))
+    number(text, ..=i64::MAX.unsigned_abs(), "a fencing token").map(Token)
 }
 
 /// Any text that fits in a line.
@@ -161,8 +165,7 @@ pub fn note(text: &str) -> Result<String> {
 
 /// How many runs to remember. More would not fit in what some backends store in one piece.
 pub fn history(text: &str) -> Result<usize> {
-    let number = text.parse::<usize>().ok().filter(|n| *n <= 100);
-    number.with_context(|| format!("{text:?} is not a number of runs from 0 to 100"))
+    number(text, ..=100, "a number of runs from 0 to 100")
 }
 
 /// What runs the text of `-c`.

@@ -19,7 +19,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signa
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::{ForkResult, Pid, execvpe, fork, geteuid, getpgid, getpid, getppid, pipe2, setpgid};
 
-use super::apart::Scheduling;
+use super::stage::Scheduling;
 use super::tree::{Tree, read_pids};
 use crate::clock::{self, Instant};
 

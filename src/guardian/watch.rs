@@ -16,12 +16,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, setpgid};
+use nix::unistd::{Pid, getpgid, getppid, setpgid, setsid};
 
 use super::GuardianOptions;
 use super::apart;
 use super::command::{Command, Leaf, Plan};
-use super::stage::{Alarm, Measuring, Stage, Step};
+use super::stage::{Alarm, Measuring, Stage, Step, raise_priority};
 use super::tree::{Children, Proc, Tree, next_news};
 use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
@@ -97,7 +97,7 @@ impl Watch {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let tree = Tree::below_us(proc)?;
-        let (_, before) = apart::raise_priority();
+        let (_, before) = raise_priority();
         let command = Command::new(plan, before)?;
         Ok(Watch {
             link,
@@ -229,7 +229,7 @@ impl Watch {
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
                     }
                     self.measure(lateness);
-                    apart::begin_session();
+                    begin_session();
                     // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
                     let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
                 }
@@ -409,5 +409,15 @@ impl Watch {
         for descriptor in self.descriptors.drain(..) {
             let _ = File::from(descriptor).unlock();
         }
+    }
+}
+
+/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
+/// without any. With a terminal it stays as it is: job control cares about sessions.
+fn begin_session() {
+    if File::open("/dev/tty").is_err() {
+        // Whoever leads a group cannot begin a session, so back into dlock's.
+        let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
+        let _ = setsid();
     }
 }
