@@ -75,8 +75,10 @@ impl Run {
     fn heard_from_guardian(&mut self, event: GuardianEvent, result: &mut RunResult) -> Command {
         match event {
             GuardianEvent::NotStarted { errno } => {
+                let program = self.job.argv.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+                let event = Event::not_started(&program, &std::io::Error::from_raw_os_error(errno));
+                self.tell(event);
                 result.not_started = Some(errno);
-                self.tell_not_started(errno);
             }
             GuardianEvent::Stopped if self.terminal.is_some() => {
                 let since = clock::now();
@@ -85,8 +87,8 @@ impl Run {
                 let overslept = result.deadlines.is_some_and(|before| self.guardian.signal_at(before).has_passed());
                 result.suspended = overslept.then(|| since.elapsed());
             }
-            GuardianEvent::Stopped => {}
-            GuardianEvent::Pace(pace) => self.tell(Event::pace(pace)),
+            GuardianEvent::Pace(pace) if self.voice.tells_all() => self.tell(Event::pace(pace)),
+            GuardianEvent::Stopped | GuardianEvent::Pace(_) => {}
             GuardianEvent::Outgrown(pace) => {
                 self.tell(Event::outgrown(pace));
                 result.ended_by(Cause::Lost);
@@ -173,16 +175,6 @@ impl Run {
             _ => self.guardian.signal(caught.signal as i32),
         }
     }
-
-    fn tell_not_started(&mut self, errno: i32) {
-        let program = self.job.argv.first().map_or_else(String::new, |word| word.to_string_lossy().into_owned());
-        let why = std::io::Error::from_raw_os_error(errno).to_string();
-        let event = match exit_of_exec(errno) {
-            Exit::NOT_FOUND => Event::not_found(&program),
-            _ => Event::cannot_execute(&program, &why),
-        };
-        self.tell(event);
-    }
 }
 
 /// Why a command was ended, if it did not end by itself; of several, the greatest counts.
@@ -230,7 +222,7 @@ impl RunResult {
             (Some(Cause::Lost), ..) => Exit::LOST,
             (Some(Cause::TimedOut), ..) => Exit::TIMED_OUT,
             (Some(Cause::GuardianDied), ..) | (None, None, None) => Fault::Internal.exit(),
-            (None, Some(errno), _) => exit_of_exec(errno),
+            (None, Some(errno), _) => Exit::of_exec(&std::io::Error::from_raw_os_error(errno)),
             (None, None, Some(status)) if libc::WIFSIGNALED(status) => {
                 let signal = libc::WTERMSIG(status);
                 Exit::by(signal, self.interrupted_at_terminal.is_some_and(|typed| typed as i32 == signal))
@@ -260,11 +252,6 @@ impl RunResult {
         }
         run
     }
-}
-
-/// As every shell and timeout(1) have it.
-pub fn exit_of_exec(errno: i32) -> Exit {
-    if errno == libc::ENOENT { Exit::NOT_FOUND } else { Exit::CANNOT_EXECUTE }
 }
 
 #[cfg(test)]
