@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-pub use advice::{mistake, odd_dash};
+pub use advice::{incomplete_run, mistake, no_single_lock};
 pub use read::given;
 
 const LOCK: &str = "Lock";
@@ -47,6 +47,14 @@ pub struct Cli {
 
     #[command(flatten)]
     pub helped: Helped,
+}
+
+impl Cli {
+    pub fn read(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+        let words: Vec<_> = words.collect();
+        let is_status = words.get(1).is_some_and(|verb| verb == "status");
+        Cli::try_parse_from(if is_status { read::with_watch_joined(words) } else { words })
+    }
 }
 
 // clap's own would stand in a group of its own, before all others.
@@ -204,31 +212,19 @@ pub struct Named {
     pub words: Vec<String>,
 }
 
-// Any number of locks.
-#[derive(Args, Debug, Default)]
-pub struct Names {
-    /// Locks, or patterns with * and ? like 'nightly-*'
-    #[arg(value_name = "NAME")]
-    pub names: Vec<String>,
-
-    /// The same, for one lock or pattern
-    #[arg(long, value_name = "NAME", help_heading = LOCK, hide_short_help = true)]
-    pub name: Option<String>,
+impl Named {
+    /// The lock, unless there is none or a word too many.
+    pub fn one(&self) -> Option<&str> {
+        match (&self.name, self.words.as_slice()) {
+            (Some(name), []) | (None, [name]) => Some(name),
+            _ => None,
+        }
+    }
 }
 
+// How a lock is asked for, with a command or without.
 #[derive(Args, Debug, Default)]
-#[command(
-    override_usage = "dlock run [OPTIONS] --name <NAME> -- <CMD> [ARG]...",
-    help_template = WITH_EXAMPLES,
-    after_help = "  dlock run --name nightly -- ./report.sh     Wait for the lock, then run it
-  dlock run -n --name nightly -- ./report.sh  Exit with 75 if the lock is busy",
-    after_long_help = "  dlock run --name nightly -- ./report.sh     Wait for the lock, then run it
-  dlock run -n --name nightly -- ./report.sh  Exit with 75 if the lock is busy
-
-DUR is a duration like 500ms, 30s, '1h 5m' or, in seconds, 2.5. Most options can also be set in the environment \
-(--ttl: DLOCK_TTL) and in the config file (ttl = \"1m\"); see dlock-config(5)."
-)]
-pub struct RunArgs {
+pub struct Asking {
     #[command(flatten)]
     pub named: Named,
 
@@ -261,6 +257,46 @@ pub struct RunArgs {
     /// A number from 0 to 255.
     #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true, help_heading = WAITING)]
     pub conflict_exit_code: Option<String>,
+}
+
+// A lock that was acquired before.
+#[derive(Args, Debug)]
+pub struct Acquired {
+    #[command(flatten)]
+    pub named: Named,
+
+    /// The owner that dlock acquire printed [default: $DLOCK_OWNER]
+    #[arg(long, help_heading = LOCK)]
+    pub owner: Option<String>,
+}
+
+// Any number of locks.
+#[derive(Args, Debug, Default)]
+pub struct Names {
+    /// Locks, or patterns with * and ? like 'nightly-*'
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// The same, for one lock or pattern
+    #[arg(long, value_name = "NAME", help_heading = LOCK, hide_short_help = true)]
+    pub name: Option<String>,
+}
+
+#[derive(Args, Debug, Default)]
+#[command(
+    override_usage = "dlock run [OPTIONS] --name <NAME> -- <CMD> [ARG]...",
+    help_template = WITH_EXAMPLES,
+    after_help = "  dlock run --name nightly -- ./report.sh     Wait for the lock, then run it
+  dlock run -n --name nightly -- ./report.sh  Exit with 75 if the lock is busy",
+    after_long_help = "  dlock run --name nightly -- ./report.sh     Wait for the lock, then run it
+  dlock run -n --name nightly -- ./report.sh  Exit with 75 if the lock is busy
+
+DUR is a duration like 500ms, 30s, '1h 5m' or, in seconds, 2.5. Most options can also be set in the environment \
+(--ttl: DLOCK_TTL) and in the config file (ttl = \"1m\"); see dlock-config(5)."
+)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub asking: Asking,
 
     /// Wait for the lock again after a loss or a failure; only success or a signal ends it
     #[arg(long, conflicts_with_all = ["no_wait", "wait"], help_heading = WAITING, hide_short_help = true)]
@@ -518,33 +554,7 @@ pub struct ForceReleaseArgs {
 )]
 pub struct AcquireArgs {
     #[command(flatten)]
-    pub named: Named,
-
-    /// Hold it together with other --shared holders
-    #[arg(short, long, conflicts_with = "slots", help_heading = LOCK)]
-    pub shared: bool,
-
-    /// Let up to N holders in at once
-    #[arg(long, value_name = "N", help_heading = LOCK)]
-    pub slots: Option<String>,
-
-    /// Give up after DUR [default: wait for ever]
-    ///
-    /// 0 is --no-wait.
-    #[arg(short, long, value_name = "DUR", conflicts_with = "no_wait", help_heading = WAITING)]
-    pub wait: Option<String>,
-
-    /// Give up at once if the lock is busy
-    ///
-    /// --nb and --nonblock mean the same, as for flock(1).
-    #[arg(short, long, aliases = ["nb", "nonblock"], help_heading = WAITING)]
-    pub no_wait: bool,
-
-    /// Exit code if it was not acquired [default: 75]
-    ///
-    /// A number from 0 to 255.
-    #[arg(short = 'E', long, value_name = "N", allow_negative_numbers = true, help_heading = WAITING)]
-    pub conflict_exit_code: Option<String>,
+    pub asking: Asking,
 
     /// How long the lock is yours unless you renew it [default: 30s]
     #[arg(long, value_name = "DUR", help_heading = LEASE)]
@@ -566,11 +576,7 @@ pub struct AcquireArgs {
 #[command(override_usage = "dlock renew [OPTIONS] --name <NAME>")]
 pub struct RenewArgs {
     #[command(flatten)]
-    pub named: Named,
-
-    /// The owner that dlock acquire printed [default: $DLOCK_OWNER]
-    #[arg(long, help_heading = LOCK)]
-    pub owner: Option<String>,
+    pub lock: Acquired,
 
     /// How long the lock is yours from now on [default: as long as the last time]
     #[arg(long, value_name = "DUR", help_heading = LEASE)]
@@ -584,11 +590,7 @@ pub struct RenewArgs {
 #[command(override_usage = "dlock release [OPTIONS] --name <NAME>")]
 pub struct ReleaseArgs {
     #[command(flatten)]
-    pub named: Named,
-
-    /// The owner that dlock acquire printed [default: $DLOCK_OWNER]
-    #[arg(long, help_heading = LOCK)]
-    pub owner: Option<String>,
+    pub lock: Acquired,
 
     #[command(flatten)]
     pub common: Common,

@@ -156,6 +156,12 @@ pub mod rfc3339 {
         clamped(time).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
     }
 
+    /// The same to the millisecond, as metrics have it.
+    pub fn timestamp(time: SystemTime) -> f64 {
+        let millis = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        millis as f64 / 1e3
+    }
+
     /// A date and, under a key of its own, the same in seconds since 1970.
     pub fn entries<M: SerializeMap>(
         map: &mut M,

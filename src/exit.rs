@@ -24,6 +24,11 @@ impl Exit {
         if typed_at_terminal { Exit::Reraise(signal) } else { Exit::Signal(signal) }
     }
 
+    /// What execve(2) failed with, as every shell and timeout(1) have it.
+    pub fn of_exec(why: &std::io::Error) -> Exit {
+        if why.kind() == std::io::ErrorKind::NotFound { Exit::NOT_FOUND } else { Exit::CANNOT_EXECUTE }
+    }
+
     pub fn code(self) -> u8 {
         match self {
             Exit::Code(code) => code,

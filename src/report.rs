@@ -55,9 +55,9 @@ impl Voice {
         Voice { format, loudness, live, drawn: false, hooks: None }
     }
 
-    /// The same, calling hooks as well.
-    pub fn calling(self, hooks: Hooks) -> Voice {
-        Voice { hooks: Some(hooks), ..self }
+    /// From now on calls hooks as well.
+    pub fn call(&mut self, hooks: Hooks) {
+        self.hooks = Some(hooks);
     }
 
     /// For a process that does not know whether dlock has drawn a live line.
@@ -78,20 +78,11 @@ impl Voice {
         self.line(None, &failure(error));
     }
 
-    /// Calls the hooks for an error that somebody else says.
-    pub fn call_for(&self, error: &anyhow::Error) {
-        self.call_hook(None, &failure(error));
-    }
-
-    fn call_hook(&self, name: Option<&LockName>, event: &Event) {
-        let is_wanted = event.level != Level::Info || matches!(event.kind, "acquired" | "released");
-        if let Some(hooks) = self.hooks.as_ref().filter(|_| is_wanted) {
+    fn line(&mut self, name: Option<&LockName>, event: &Event) {
+        let has_hook = event.level != Level::Info || matches!(event.kind, "acquired" | "released");
+        if let Some(hooks) = self.hooks.as_ref().filter(|_| has_hook) {
             hooks.call(event.kind, &json_line(name, event));
         }
-    }
-
-    fn line(&mut self, name: Option<&LockName>, event: &Event) {
-        self.call_hook(name, event);
         let needed = match event.level {
             Level::Error => Loudness::Quiet,
             Level::Warning => Loudness::Normal,
@@ -108,6 +99,11 @@ impl Voice {
             (Format::Text, None) => clipped_line(format!("dlock: {}", escape(&event.text))),
             (Format::Json, name) => json_line(name, event),
         });
+    }
+
+    /// Whether anybody hears of what goes as it should: if not, such an event need not be made.
+    pub fn tells_all(&self) -> bool {
+        self.loudness == Loudness::Verbose || self.hooks.is_some()
     }
 
     /// Whether a live line would be seen, and is worth a wake-up every second.

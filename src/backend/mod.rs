@@ -34,7 +34,6 @@ pub mod zookeeper;
 use std::collections::{BTreeSet, btree_set};
 use std::fs::File;
 use std::future::Future;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +49,7 @@ use crate::lock::{
 };
 use crate::report::describe;
 pub use address::{Address, COMMON, Host};
-pub use file::{default_address as file_default_address, held_by_root};
+pub use file::{default_address as file_default_address, held_by_root, linger};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
@@ -337,9 +336,7 @@ pub trait Backend: Send {
     async fn inspect(&mut self, name: &LockName) -> Result<LockState>;
 
     /// Removes records of a lock. Never the counter of its tokens: they must not go back.
-    async fn forget(&mut self, _name: &LockName, _what: &Forget) -> Result<Forgotten> {
-        Err(Fault::Internal.because("this backend cannot forget yet"))
-    }
+    async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten>;
 
     async fn list(&mut self, after: Option<String>) -> Result<Page>;
 
@@ -358,12 +355,6 @@ pub struct Patience {
     pub connect: Duration,
     /// For every later request.
     pub attempt: Duration,
-}
-
-/// Keeps the descriptors of a lease locked for as long as what is held on to is wanted. Runs in the guardian,
-/// when dlock has gone.
-pub fn linger(descriptors: &[OwnedFd], until: Instant) {
-    file::linger(descriptors, until);
 }
 
 /// No client library is trusted to give up by itself: every verb is called through this.

@@ -1,52 +1,39 @@
-//! From clap's errors to one line: what is wrong with the words behind `dlock`, and what to type instead.
+//! One line about what is wrong with the words behind `dlock`, and what to type instead.
+
+use std::ffi::OsStr;
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::Cli;
 use super::read::{given, option};
-use crate::config::nearest;
+use super::{Cli, Named};
+use crate::config::{nearest, values};
 
-/// Words of other tools, and what they are here.
-const OTHER_VERBS: [(&str, &str); 23] = [
-    ("break", "force-release"),
-    ("completion", "completions"),
-    ("exec", "run"),
-    ("extend", "renew"),
-    ("flock", "run"),
-    ("free", "release"),
-    ("kill", "force-release"),
-    ("list", "status"),
-    ("lock", "run"),
-    ("log", "history"),
-    ("logs", "history"),
-    ("ls", "status"),
-    ("manual", "man"),
-    ("ping", "doctor"),
-    ("ps", "status"),
-    ("refresh", "renew"),
-    ("show", "status"),
-    ("start", "run"),
-    ("steal", "force-release"),
-    ("test", "doctor"),
-    ("unlock", "release"),
-    ("version", "--version"),
-    ("with", "run"),
+/// What dlock calls it, and what other tools do.
+const OTHER_VERBS: [(&str, &[&str]); 10] = [
+    ("completions", &["completion"]),
+    ("doctor", &["ping", "test"]),
+    ("force-release", &["break", "kill", "steal"]),
+    ("history", &["log", "logs"]),
+    ("man", &["manual"]),
+    ("release", &["free", "unlock"]),
+    ("renew", &["extend", "refresh"]),
+    ("run", &["exec", "flock", "lock", "start", "with"]),
+    ("status", &["list", "ls", "ps", "show"]),
+    ("--version", &["version"]),
 ];
-const OTHER_OPTIONS: [(&str, &str); 12] = [
-    ("exclusive", ""),
-    ("expiry", "ttl"),
-    ("host", "backend"),
-    ("key", "name"),
-    ("lease", "ttl"),
-    ("lock", "name"),
-    ("non-blocking", "no-wait"),
-    ("nowait", "no-wait"),
-    ("retry", "keep-trying"),
-    ("server", "backend"),
-    ("unlock", ""),
-    ("url", "backend"),
+const OTHER_OPTIONS: [(&str, &[&str]); 5] = [
+    ("backend", &["host", "server", "url"]),
+    ("keep-trying", &["retry"]),
+    ("name", &["key", "lock"]),
+    ("no-wait", &["non-blocking", "nowait"]),
+    ("ttl", &["expiry", "lease"]),
 ];
+
+/// What dlock calls what was typed.
+fn own_word(words: &[(&'static str, &[&str])], typed: &str) -> Option<&'static str> {
+    words.iter().find(|(_, others)| others.contains(&typed)).map(|(own, _)| *own)
+}
 
 pub fn mistake(error: &clap::Error, words: &[String]) -> String {
     let cli = Cli::complete();
@@ -61,9 +48,50 @@ pub fn mistake(error: &clap::Error, words: &[String]) -> String {
 }
 
 /// Word processors and chats make one long dash of two hyphens.
-pub fn odd_dash(word: &str) -> Option<String> {
+fn odd_dash(word: &str) -> Option<String> {
     let name = word.strip_prefix(['\u{2010}', '\u{2011}', '\u{2012}', '\u{2013}', '\u{2014}', '\u{2212}'])?;
     Some(format!("{word:?} does not begin with a hyphen but with another dash; type --{name}"))
+}
+
+/// What a call of `dlock run` lacks, or has too much of, before its `--`. The program is known unless it was forgotten.
+pub fn incomplete_run(typed: &Named, program: Option<&OsStr>) -> String {
+    let mistake = match (&typed.name, typed.words.as_slice(), program) {
+        (None, [], Some(program)) => format!("which lock? dlock run --name NAME -- {}", program.display()),
+        (Some(name), [], None) => format!("which command? dlock run --name {name} -- CMD"),
+        (None, [word], None) if Cli::has_verb(word) => format!("did you mean dlock {word}?"),
+        (None, [word], None) if word.contains(['/', ' ']) => format!("which lock? dlock run --name NAME -- {word}"),
+        (None, [word], None) => format!("which command? dlock run --name {word} -- CMD"),
+        (Some(name), [word, ..], None) | (None, [name, word, ..], None) => {
+            format!("put -- before the command: dlock run --name {name} -- {word}")
+        }
+        (Some(_), [word, ..], Some(_)) | (None, [_, word, ..], Some(_)) => {
+            let is_unit = |word: &&String| word.len() > 1 && values::duration(&format!("1 {word}")).is_ok();
+            match typed.words.iter().find(is_unit) {
+                Some(unit) => {
+                    format!("{unit:?} is one word too many; put quotes around a duration of two words: '5 {unit}'")
+                }
+                None => {
+                    format!("{word:?} is one word too many; dlock run takes one lock, and all of the command after --")
+                }
+            }
+        }
+        _ => "which lock, and which command? dlock run --name NAME -- CMD".to_owned(),
+    };
+    typed.words.iter().find_map(|word| odd_dash(word)).unwrap_or(mistake)
+}
+
+/// The same for other verbs that take one lock.
+pub fn no_single_lock(verb: &str, typed: &Named) -> String {
+    let mistake = match (&typed.name, typed.words.as_slice()) {
+        (Some(name), [word, ..]) | (None, [name, word, ..]) if verb == "acquire" => {
+            format!("acquire runs no command; to run one under the lock: dlock run --name {name} -- {word}")
+        }
+        (Some(_), [word, ..]) | (None, [_, word, ..]) => {
+            format!("{word:?} is one word too many; dlock {verb} takes one lock")
+        }
+        _ => format!("which lock? dlock {verb} --name NAME; dlock status shows all locks"),
+    };
+    typed.words.iter().find_map(|word| odd_dash(word)).unwrap_or(mistake)
 }
 
 fn about_verb(cli: &Command, words: &[String]) -> String {
@@ -76,8 +104,7 @@ fn about_verb(cli: &Command, words: &[String]) -> String {
     }
     let wrong = format!("{word:?} is not a command of dlock");
     let verbs = cli.get_subcommands().filter(|verb| !verb.is_hide_set()).map(Command::get_name);
-    let other = OTHER_VERBS.iter().find(|(other, _)| other == word).map(|(_, verb)| *verb);
-    if let Some(verb) = other.or_else(|| nearest(word, verbs)) {
+    if let Some(verb) = own_word(&OTHER_VERBS, word).or_else(|| nearest(word, verbs)) {
         return format!("{wrong}; did you mean dlock {verb}?");
     }
     if word.contains('/') || word.contains('.') {
@@ -144,8 +171,7 @@ fn about_option(cli: &Command, verb: &Command, words: &[String], wrong: &str) ->
     let unknown = format!("dlock {name} has no option {wrong}");
     let options = verb.get_arguments().filter(|arg| !arg.is_hide_set());
     let options = options.flat_map(|arg| arg.get_all_aliases().into_iter().flatten().chain(arg.get_long()));
-    let other = OTHER_OPTIONS.iter().find(|(other, _)| *other == long).map(|(_, name)| *name);
-    let other = other.filter(|name| option(verb, name).is_some());
+    let other = own_word(&OTHER_OPTIONS, long).filter(|name| option(verb, name).is_some());
     let near = other.or_else(|| nearest(long, options).filter(|_| wrong.starts_with("--")));
     if let Some(near) = near {
         return format!("{unknown}; did you mean --{near}?");

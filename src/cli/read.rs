@@ -1,16 +1,12 @@
-//! From the words that were typed to clap's structs.
+//! Words on their way to clap, and what they mean where clap does not get as far: in advice and completions.
 
 use std::ffi::OsString;
 
-use clap::{Arg, Command, CommandFactory, Parser};
+use clap::{Arg, Command, CommandFactory};
 
 use super::Cli;
 
 impl Cli {
-    pub fn read(words: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(with_watch_joined(words))
-    }
-
     pub fn has_verb(word: &str) -> bool {
         Cli::command().find_subcommand(word).is_some()
     }
@@ -29,16 +25,16 @@ impl Cli {
 }
 
 /// `status --watch 5s` means `--watch=5s`, unlike `status --watch nightly`: clap would take both for names, or neither.
-fn with_watch_joined(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+pub fn with_watch_joined(words: Vec<OsString>) -> Vec<OsString> {
     let mut joined: Vec<OsString> = Vec::new();
     let is_duration = |word: &str| {
         word.starts_with(|c: char| c.is_ascii_digit())
             && (word.parse::<f64>().is_ok() || humantime::parse_duration(word).is_ok())
     };
     for word in words {
-        let of_status = joined.get(1).is_some_and(|verb| verb == "status") && !joined.iter().any(|word| word == "--");
+        let is_name = joined.iter().any(|word| word == "--");
         match (joined.last_mut(), word.to_str()) {
-            (Some(option), Some(every)) if of_status && option == "--watch" && is_duration(every) => {
+            (Some(option), Some(every)) if !is_name && option == "--watch" && is_duration(every) => {
                 option.push(format!("={every}"));
             }
             _ => joined.push(word),
@@ -108,10 +104,9 @@ mod tests {
             ("status --watch x 5", "status --watch x 5"),
             ("status --watch=1s 5", "status --watch=1s 5"),
             ("status -- --watch 5", "status -- --watch 5"),
-            ("run --watch 5", "run --watch 5"),
         ] {
             let words = ["dlock"].into_iter().chain(typed.split(' ')).map(OsString::from);
-            assert_eq!(with_watch_joined(words).join(" ".as_ref()), OsString::from(format!("dlock {meant}")));
+            assert_eq!(with_watch_joined(words.collect()).join(" ".as_ref()), OsString::from(format!("dlock {meant}")));
         }
     }
 

@@ -8,25 +8,20 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::block_on;
-use super::run::{ancestry, take};
+use super::run::{is_inside, take};
 use crate::backend::{Lease, Reheld, within};
-use crate::cli::{AcquireArgs, Named, ReleaseArgs, RenewArgs, RunArgs};
+use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, RunArgs};
 use crate::clock::millis;
-use crate::config::{Layers, RunJob, Service, names};
+use crate::config::{Layers, RunJob, Service, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LeaseTiming, LockName, OwnerId, Revocation};
 use crate::report::{Voice, print};
 
-pub fn acquire(args: AcquireArgs, layers: Layers, voice: Voice) -> Result<Exit> {
-    let name = names::of("acquire", args.named)?.to_string();
+pub fn acquire(args: AcquireArgs, layers: Layers, voice: &mut Voice) -> Result<Exit> {
+    values::lock("acquire", &args.asking.named)?;
     let as_run = RunArgs {
-        named: Named { name: Some(name), words: Vec::new() },
+        asking: args.asking,
         ttl: args.ttl,
-        wait: args.wait,
-        no_wait: args.no_wait,
-        shared: args.shared,
-        slots: args.slots,
-        conflict_exit_code: args.conflict_exit_code,
         note: args.note,
         // Never started, only shown by `status`.
         argv: vec!["dlock".into(), "acquire".into()],
@@ -60,16 +55,16 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
 }
 
 pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
-    let ttl = layers.ttl(args.ttl.as_deref())?;
+    let ttl = layers.ttl(&args.ttl)?;
     LeaseTiming::new(ttl, None).context(Fault::Usage)?;
     let service = layers.service(None)?;
-    let (name, owner) = (names::of("renew", args.named)?, owner(args.owner)?);
+    let (name, owner) = (values::lock("renew", &args.lock.named)?, owner(args.lock.owner)?);
     change(&service, &name, &owner, if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) })
 }
 
 pub fn release(args: ReleaseArgs, mut layers: Layers) -> Result<Exit> {
     let service = layers.service(None)?;
-    let (name, owner) = (names::of("release", args.named)?, owner(args.owner)?);
+    let (name, owner) = (values::lock("release", &args.lock.named)?, owner(args.lock.owner)?);
     change(&service, &name, &owner, Extension::End)
 }
 
@@ -104,29 +99,26 @@ fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extens
         };
         within(patience, backend.rehold(name, owner, ttl)).await
     })?;
-    match reheld {
-        Reheld::Done => Ok(Exit::OK),
-        Reheld::NotOurs => Err(Fault::NotOurs.because(format_args!("{name} is not held by {owner} (any more)"))),
+    let why = match reheld {
+        Reheld::Done => return Ok(Exit::OK),
+        // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
+        Reheld::Running if extension != Extension::End && is_inside(name, owner) => return Ok(Exit::OK),
+        Reheld::Running => {
+            let why = format!("{name} is held by a dlock run, which renews and releases it by itself");
+            return Err(Fault::Usage.because(why));
+        }
+        Reheld::NotOurs => format!("{name} is not held by {owner} (any more)"),
         Reheld::ForceReleased(mark) => {
             let by = Revocation::parse(&mark);
-            Err(Fault::NotOurs.because(format_args!(
-                "{} took {name} away with force-release --now ({}): stop what needs it",
-                by.operator(),
-                by.reason
-            )))
+            let how = format!("with force-release --now ({})", by.reason);
+            format!("{} took {name} away {how}: stop what needs it", by.operator())
         }
         Reheld::Revoked(mark) => {
             let by = Revocation::parse(&mark);
-            let (operator, reason) = (by.operator(), &by.reason);
-            Err(Fault::NotOurs.because(format_args!("{operator} takes {name} away ({reason}): stop what needs it")))
+            format!("{} takes {name} away ({}): stop what needs it", by.operator(), by.reason)
         }
-        // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if extension != Extension::End && ancestry::is_inside(name, owner) => Ok(Exit::OK),
-        Reheld::Running => {
-            Err(Fault::Usage
-                .because(format_args!("{name} is held by a dlock run, which renews and releases it by itself")))
-        }
-    }
+    };
+    Err(Fault::NotOurs.because(why))
 }
 
 /// Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.

@@ -13,7 +13,7 @@ use super::selected::each_page;
 use super::table::clipped;
 use crate::cli::CheckArgs;
 use crate::clock::millis;
-use crate::config::{Layers, flag, names, values};
+use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
 use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since};
@@ -39,17 +39,6 @@ impl Status {
     }
 }
 
-impl Display for Status {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Status::Ok => "OK",
-            Status::Warning => "WARNING",
-            Status::Critical => "CRITICAL",
-            Status::Unknown => "UNKNOWN",
-        })
-    }
-}
-
 /// What was found out about one lock.
 struct Verdict {
     name: String,
@@ -71,16 +60,16 @@ struct Limits {
 }
 
 pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
-    let wanted = names::all(&args.locks)?;
+    let wanted = values::locks(&args.locks)?;
     if wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock check NAME, or for all locks: dlock check '*'"));
     }
     let service = layers.service(None)?;
     let limits = Limits {
-        held_at_most: flag("--held-at-most", args.held_at_most.as_deref(), values::duration)?,
-        last_success_within: flag("--last-success-within", args.last_success_within.as_deref(), values::duration)?,
-        waiting_at_most: flag("--waiting-at-most", args.waiting_at_most.as_deref(), values::duration)?,
-        warn: flag("--warn", args.warn.as_deref(), values::part)?,
+        held_at_most: flag("--held-at-most", &args.held_at_most, values::duration)?,
+        last_success_within: flag("--last-success-within", &args.last_success_within, values::duration)?,
+        waiting_at_most: flag("--waiting-at-most", &args.waiting_at_most, values::duration)?,
+        warn: flag("--warn", &args.warn, values::part)?,
     };
     let mut backend = service.open()?;
     let mut verdicts = Vec::new();
@@ -111,8 +100,9 @@ fn answer(status: Status, message: &str, data: &[&str], locks: Vec<Value>, as_js
         print_json(&json!({"status": status, "exit_code": code, "message": message, "locks": locks}))?;
     } else {
         let data = if data.is_empty() { String::new() } else { format!(" | {}", data.join(" ")) };
+        let word = format!("{status:?}").to_uppercase();
         // What stands behind a bar is performance data.
-        print(format!("DLOCK {status} - {}{data}\n", escape(message).replace('|', "¦")))?;
+        print(format!("DLOCK {word} - {}{data}\n", escape(message).replace('|', "¦")))?;
     }
     Ok(Exit::Code(code))
 }

@@ -25,12 +25,12 @@ use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(args: &FenceArgs, mut voice: Voice) -> Result<Exit> {
+pub fn fence(args: &FenceArgs, voice: &mut Voice) -> Result<Exit> {
     let token = token(args)?;
     let place = mark_of(&args.resource)?;
     let path = place.path();
     let mut mark = open(&place)?;
-    lock(&mark, &path, &args.resource, &voice).with_context(|| format!("cannot lock {}", path.display()))?;
+    lock(&mark, &path, &args.resource, voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if token < seen {
         let resource = args.resource.display();
@@ -45,14 +45,8 @@ pub fn fence(args: &FenceArgs, mut voice: Voice) -> Result<Exit> {
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
     let (program, arguments) = args.argv.split_first().context("no command")?;
     let error = Command::new(program).args(arguments).exec();
-    let program = program.to_string_lossy();
-    let not_found = error.kind() == std::io::ErrorKind::NotFound;
-    let why = error.to_string();
-    voice.say(&match not_found {
-        true => Event::not_found(&program),
-        false => Event::cannot_execute(&program, &why),
-    });
-    Ok(if not_found { Exit::NOT_FOUND } else { Exit::CANNOT_EXECUTE })
+    voice.say(&Event::not_started(&program.to_string_lossy(), &error));
+    Ok(Exit::of_exec(&error))
 }
 
 fn token(args: &FenceArgs) -> Result<Token> {

@@ -8,7 +8,7 @@ use super::block_on;
 use crate::backend::{Revoke, Revoked, within};
 use crate::cli::ForceReleaseArgs;
 use crate::clock;
-use crate::config::{Layers, flag, names, values};
+use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, Identity, LockName, LockState, Revocation, Token};
 use crate::report::{NobodyReads, describe, escape, print};
@@ -25,9 +25,9 @@ struct Order {
 }
 
 pub fn force_release(args: ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
-    let token = flag("--token", args.token.as_deref(), values::token)?;
+    let token = flag("--token", &args.token, values::token)?;
     let service = layers.service(None)?;
-    let name = names::of("force-release", args.named)?;
+    let name = values::lock("force-release", &args.named)?;
     let order = &Order { name, now: args.now, yes: args.yes, token, reason: args.reason };
     let patience = service.patience.connect;
     let mut backend = service.open()?;

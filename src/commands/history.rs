@@ -12,7 +12,7 @@ use super::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::backend::{Forget, Forgotten, within};
 use crate::cli::{ForgetArgs, HistoryArgs};
 use crate::clock::millis;
-use crate::config::{Color, Layers, Service, flag, names, values};
+use crate::config::{Color, Layers, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LastRun, LockName, LockState, rfc3339};
 use crate::report::{brief, date_and_age, escape, how_it_ended, print, print_json, whose};
@@ -23,10 +23,10 @@ static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
 pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
-    let forget_once = flag("--forget-once", args.forget_once.as_deref(), values::once_key)?;
-    let limit = flag("--limit", args.limit.as_deref(), values::count)?;
+    let forget_once = flag("--forget-once", &args.forget_once, values::once_key)?;
+    let limit = flag("--limit", &args.limit, values::count)?;
     let service = layers.service(None)?;
-    let name = names::of("history", args.named)?;
+    let name = values::lock("history", &args.named)?;
     if let Some(key) = forget_once {
         return forget_from(&service, &name, &Forget::Once(key));
     }
@@ -41,7 +41,7 @@ pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
 }
 
 pub fn forget(args: ForgetArgs, mut layers: Layers) -> Result<Exit> {
-    let name = names::of("forget", args.named)?;
+    let name = values::lock("forget", &args.named)?;
     forget_from(&layers.service(None)?, &name, &Forget::Everything)
 }
 

@@ -12,7 +12,6 @@ pub mod run;
 mod selected;
 pub mod status;
 pub mod table;
-mod version;
 mod words;
 
 use std::future::Future;
@@ -58,10 +57,10 @@ pub fn dispatch(verb: Verb) -> Exit {
 }
 
 /// Does the work of a verb with the configuration.
-fn with(typed: Common, work: impl FnOnce(Layers, Voice) -> Result<Exit>) -> Exit {
+fn with(typed: Common, work: impl FnOnce(Layers, &mut Voice) -> Result<Exit>) -> Exit {
     let loaded = Layers::load(typed).and_then(|mut layers| Ok((layers.voice()?, layers)));
     match loaded {
-        Ok((voice, layers)) => exit_of(work(layers, voice.clone()), voice),
+        Ok((mut voice, layers)) => exit_of(work(layers, &mut voice), voice),
         Err(error) => exit_of(Err(error), plain_voice()),
     }
 }
@@ -103,7 +102,7 @@ pub fn usage_error(error: &clap::Error) -> Exit {
     }
     if error.kind() == ErrorKind::DisplayVersion {
         let in_full = typed().any(|word| word == "--verbose" || word == "-v");
-        let _ = print(if in_full { version::verbose() } else { version::version() });
+        let _ = print(if in_full { generate::verbose() } else { generate::version() });
         return Exit::OK;
     }
     let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));

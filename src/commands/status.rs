@@ -12,11 +12,11 @@ use anyhow::Result;
 use super::block_on;
 use super::selected::each_page;
 use super::table::Screen;
-use crate::backend::{Backend, held_by_root, within};
+use crate::backend::{Backend, held_by_root};
 use crate::cli::StatusArgs;
-use crate::config::{Color, Layers, Layout, Service, flag, names, values};
+use crate::config::{Color, Layers, Layout, Service, flag, values};
 use crate::exit::{Exit, Fault};
-use crate::lock::{LockName, LockState, Selector, State};
+use crate::lock::{LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
 use prometheus::Exposition;
 use table::LockTable;
@@ -34,10 +34,10 @@ struct Query {
     backend_flag: String,
 }
 
-pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<Exit> {
-    let wanted = names::all(&args.locks)?;
-    let watch_every = flag("--watch", args.watch.as_deref(), values::duration)?;
-    let layout = if args.json { Some("json") } else { args.format.as_deref() };
+pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result<Exit> {
+    let wanted = values::locks(&args.locks)?;
+    let watch_every = flag("--watch", &args.watch, values::duration)?;
+    let layout = if args.json { &Some("json".to_owned()) } else { &args.format };
     let layout = flag("--format", layout, values::choice)?;
     if args.exit_code && wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock status NAME --exit-code"));
@@ -45,7 +45,7 @@ pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<
     if watch_every.is_some() && layout == Some(Layout::Prometheus) {
         return Err(Fault::Usage.because("--format prometheus is printed once, not with --watch"));
     }
-    let color = flag("--color", args.color.as_deref(), values::choice)?.unwrap_or(Color::Auto);
+    let color = flag("--color", &args.color, values::choice)?.unwrap_or(Color::Auto);
     let service = layers.service(None)?;
     let backend_flag = match layers.typed.backend {
         Some(url) if url.contains("://") => format!("-b '{}' ", service.address),
@@ -60,14 +60,13 @@ pub fn status(args: StatusArgs, mut layers: Layers, mut voice: Voice) -> Result<
         }
         let screen = Screen::of_stdout(query.color);
         let mut held = false;
-        if let Some(name) = to_describe(query) {
-            let state = within(query.service.patience.connect, backend.inspect(name)).await?;
-            held = is_held(&state);
-            print(describe::describe(&state, query, screen))?;
-        } else if is_table_on_terminal(query) {
+        if is_table_on_terminal(query) {
             let picture = whole_picture(query, backend.as_mut()).await?;
             held = picture.iter().any(is_held);
-            print(as_table(query, &picture, screen))?;
+            print(match picture.as_slice() {
+                [only] if wants_description(query) => describe::describe(only, query, screen),
+                all => as_table(query, all, screen),
+            })?;
         } else {
             let mut printer = Printer::new(query, screen);
             each_wanted(query, backend.as_mut(), |page| {
@@ -97,16 +96,12 @@ fn is_held(state: &LockState) -> bool {
     state.state != State::Free
 }
 
-/// The one lock that was asked for on a terminal, if nothing was said about how to show it.
-fn to_describe(query: &Query) -> Option<&LockName> {
-    let is_asked_for = query.layout.is_none() && !query.held && std::io::stdout().is_terminal();
-    match query.wanted.as_slice() {
-        [Selector::Name(name)] if is_asked_for => Some(name),
-        _ => None,
-    }
+/// One lock was asked for, and nothing was said about how to show it.
+fn wants_description(query: &Query) -> bool {
+    query.layout.is_none() && !query.held && matches!(query.wanted.as_slice(), [Selector::Name(_)])
 }
 
-async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, mut voice: Voice) -> Result<Exit> {
+async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
         match whole_picture(query, backend).await {

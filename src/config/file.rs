@@ -7,12 +7,34 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use toml::{Table, Value};
 
-use super::layers::SETTINGS;
 use super::nearest;
-use crate::backend::{self, Address};
+use crate::backend::{self, Address, KINDS};
 use crate::cli::Cli;
 use crate::exit::Fault;
 use crate::openat;
+
+/// Every setting that is not a matter of the single call, in flags, environment and config file alike.
+pub const SETTINGS: [&str; 19] = [
+    "backend",
+    "conflict-exit-code",
+    "connect-timeout",
+    "history",
+    "hold-at-least",
+    "kill-after",
+    "leftovers",
+    "log",
+    "metrics-file",
+    "note",
+    "on-event",
+    "on-lost",
+    "quiet",
+    "signal",
+    "timeout",
+    "ttl",
+    "verbose",
+    "wait",
+    "warn-after",
+];
 
 /// A config file with every value as text, checked later like the text of a flag.
 #[derive(Debug, Default)]
@@ -121,6 +143,38 @@ fn unknown<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
         Some(near) => format!("unknown key {key:?}; did you mean {near:?}?"),
         None => format!("unknown key {key:?}; dlock man config lists the keys"),
     }
+}
+
+/// What to write instead of what is neither a URL nor a profile.
+pub fn no_backend(text: &str, profiles: &[String]) -> String {
+    const PORTS: [(&str, &str); 5] =
+        [("2181", "zookeeper"), ("2379", "etcd"), ("3306", "mysql"), ("5432", "postgres"), ("6379", "redis")];
+    let is_scheme = |text: &str| KINDS.iter().any(|kind| kind.schemes.contains(&text));
+    let (start, end) = text.split_once(':').unwrap_or((text, ""));
+    let by_port = PORTS.iter().find(|(port, _)| *port == end).map(|(_, scheme)| scheme);
+    let guess = match by_port {
+        // It may hold a password.
+        _ if text.contains('@') => {
+            return "a backend is a URL like redis://HOST, or a profile of the config file".into();
+        }
+        Some(scheme) => format!("{scheme}://{text}"),
+        None if text.starts_with('/') => format!("file://{text}"),
+        None if text.starts_with(['.', '~']) => "file:///DIR, with the whole path of the directory".into(),
+        None if is_scheme(start) => match end.trim_start_matches('/') {
+            "" => format!("{start}://HOST"),
+            host => format!("{start}://{host}"),
+        },
+        None => match (nearest(text, profiles.iter().map(String::as_str)), profiles) {
+            (Some(near), _) => return format!("the config file has no profile {text:?}; did you mean {near:?}?"),
+            (None, []) => {
+                return format!(
+                    "{text:?} is not a URL like redis://HOST, and the config file has no [backends.{text}]"
+                );
+            }
+            (None, _) => return format!("the config file has no profile {text:?}; it has {}", profiles.join(", ")),
+        },
+    };
+    format!("{text:?} is not a URL; did you mean {guess}?")
 }
 
 /// toml's errors draw a picture over several lines; we have one.

@@ -1,7 +1,9 @@
-//! How each kind of value is written.
+//! How each kind of value is written, and which locks are meant.
 
 use std::ffi::OsString;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -9,7 +11,9 @@ use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use nix::sys::signal::Signal;
 
-use crate::lock::{LONGEST_NOTE, Token};
+use crate::cli::{self, Named, Names};
+use crate::exit::Fault;
+use crate::lock::{LONGEST_NOTE, LockName, Selector, Token};
 
 /// What happens when the server says that the lock is already not ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +44,22 @@ pub enum Color {
     Auto,
     Always,
     Never,
+}
+
+pub fn lock_name(text: &str) -> Result<LockName> {
+    text.parse().with_context(|| format!("{text:?}")).context(Fault::Usage)
+}
+
+/// The lock of a verb that takes one.
+pub fn lock(verb: &str, typed: &Named) -> Result<LockName> {
+    let mistake = || Fault::Usage.because(cli::no_single_lock(verb, typed));
+    lock_name(typed.one().ok_or_else(mistake)?)
+}
+
+/// The locks of a verb that takes any number of them.
+pub fn locks(typed: &Names) -> Result<Vec<Selector>> {
+    let words = typed.name.iter().chain(&typed.names);
+    words.map(|word| word.parse()).collect::<Result<_>>().context(Fault::Usage)
 }
 
 /// `30s`, `1h 5m`, or bare seconds as sleep(1) takes them.
@@ -81,9 +101,13 @@ pub fn words<T: ValueEnum>() -> Vec<PossibleValue> {
     T::value_variants().iter().filter_map(T::to_possible_value).collect()
 }
 
+fn number<N: FromStr + PartialOrd>(text: &str, range: impl RangeBounds<N>, what: &str) -> Result<N> {
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.with_context(|| format!("{text:?} is not {what}"))
+}
+
 pub fn count(text: &str) -> Result<usize> {
-    let number = text.parse::<usize>().ok().filter(|n| *n > 0);
-    number.with_context(|| format!("{text:?} is not a number of 1 or more"))
+    number(text, 1.., "a number of 1 or more")
 }
 
 /// A part of something as a percentage: `80%`, or `80`.
@@ -114,17 +138,15 @@ pub fn yes_or_no(text: &str) -> Result<bool> {
 
 /// 0 to 255, unlike flock's `-E 600` of old, which became 88.
 pub fn exit_code(text: &str) -> Result<u8> {
-    text.parse().ok().with_context(|| format!("{text:?} is not an exit code from 0 to 255"))
+    number(text, .., "an exit code from 0 to 255")
 }
 
 pub fn slots(text: &str) -> Result<u32> {
-    let number = text.parse::<u32>().ok().filter(|n| (1..=1000).contains(n));
-    number.with_context(|| format!("{text:?} is not a number of slots from 1 to 1000"))
+    number(text, 1..=1000, "a number of slots from 1 to 1000")
 }
 
 pub fn token(text: &str) -> Result<Token> {
-    let number = text.parse::<i64>().ok().and_then(|n| u64::try_from(n).ok());
-    number.map(Token).with_context(|| format!("{text:?} is not a fencing token"))
+    number(text, ..=i64::MAX.unsigned_abs(), "a fencing token").map(Token)
 }
 
 /// Any text that fits in a line.
@@ -143,8 +165,7 @@ pub fn note(text: &str) -> Result<String> {
 
 /// How many runs to remember. More would not fit in what some backends store in one piece.
 pub fn history(text: &str) -> Result<usize> {
-    let number = text.parse::<usize>().ok().filter(|n| *n <= 100);
-    number.with_context(|| format!("{text:?} is not a number of runs from 0 to 100"))
+    number(text, ..=100, "a number of runs from 0 to 100")
 }
 
 /// What runs the text of `-c`.
@@ -171,6 +192,17 @@ mod tests {
         for bad in ["", "x", "-1", "5 parsecs", "NaN", "inf", "1e300", "99999999h"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_name_is_a_flag_or_a_word() {
+        let typed = |name: Option<&str>, words: &[&str]| Named {
+            name: name.map(str::to_owned),
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        assert_eq!(lock("release", &typed(Some("x"), &[])).unwrap().as_str(), "x");
+        assert_eq!(lock("release", &typed(None, &["x"])).unwrap().as_str(), "x");
+        assert!(lock("release", &typed(Some("x"), &["y"])).is_err() && lock("release", &typed(None, &[])).is_err());
     }
 
     #[test]

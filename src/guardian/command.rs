@@ -1,12 +1,14 @@
-//! The command's process, from fork to exec. Everything that can be made ready before the grant is, so that next to no
-//! time passes between the grant and the command.
+//! The command's process, from fork to exec, and the cgroup it is born into. Everything that can be made ready before the
+//! grant is, so that next to no time passes between the grant and the command.
 
-use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -14,12 +16,12 @@ use nix::fcntl::OFlag;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
-use nix::unistd::{ForkResult, Pid, execvpe, fork, getpgid, getpid, getppid, pipe2, setpgid};
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use nix::unistd::{ForkResult, Pid, execvpe, fork, geteuid, getpgid, getpid, getppid, pipe2, setpgid};
 
-use super::apart::Scheduling;
-use super::processes::Leaf;
-use super::tree::Tree;
-use crate::clock::Instant;
+use super::stage::Scheduling;
+use super::tree::{Tree, read_pids};
+use crate::clock::{self, Instant};
 
 /// What is needed to run the command as if dlock were not there.
 #[derive(Clone, Debug)]
@@ -187,6 +189,100 @@ fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
     }
 }
 
+/// A cgroup (version 2) of the command's own, where one can be made without asking anybody: in a subtree that was
+/// delegated to this user, or by root where no manager such as systemd owns the tree. Everything in it is killed in one
+/// step, however many processes there are, and nothing can be born meanwhile.
+///
+/// It is a help and no proof: root's processes can leave it. The walk over the tree follows in any case.
+#[derive(Debug)]
+pub struct Leaf {
+    path: PathBuf,
+    directory: OwnedFd,
+    members: File,
+    kill: File,
+}
+
+impl Leaf {
+    pub fn make() -> Option<Leaf> {
+        let base = own_cgroup()?;
+        if geteuid().is_root() && Path::new("/run/systemd/system").exists() && !is_delegated(&base) {
+            return None;
+        }
+        // Somebody in another pid namespace may have the same process id.
+        let path = base.join(format!("dlock.{}.{}", getpid(), clock::now().as_nanos()));
+        DirBuilder::new().mode(0o755).create(&path).ok()?;
+        let open = || -> std::io::Result<(OwnedFd, File, File)> {
+            let directory = File::open(&path)?.into();
+            let members = File::open(path.join("cgroup.procs"))?;
+            // Kernels before 5.14 have none.
+            let kill = File::options().write(true).open(path.join("cgroup.kill"))?;
+            Ok((directory, members, kill))
+        };
+        match open() {
+            Ok((directory, members, kill)) => Some(Leaf { path, directory, members, kill }),
+            Err(_) => {
+                let _ = std::fs::remove_dir(&path);
+                None
+            }
+        }
+    }
+
+    /// Whether all of these are in here. A process can be moved to another cgroup by whoever may.
+    pub fn has_all(&self, processes: &[Pid]) -> bool {
+        let members: HashSet<Pid> = read_pids(&self.members).unwrap_or_default().into_iter().collect();
+        processes.iter().all(|pid| members.contains(pid))
+    }
+
+    /// As fork(2), with the child in here from its birth.
+    pub fn fork(&self) -> nix::Result<ForkResult> {
+        const INTO_CGROUP: u64 = 0x2_0000_0000;
+        // SAFETY: zeros are what every field means by "nothing".
+        let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
+        how.flags = INTO_CGROUP;
+        how.exit_signal = libc::SIGCHLD as u64;
+        how.cgroup = self.directory.as_raw_fd() as u64;
+        // SAFETY: without CLONE_VM the child has its own copy of everything, and there is one thread.
+        let answer = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
+        match Errno::result(answer)? {
+            0 => Ok(ForkResult::Child),
+            pid => Ok(ForkResult::Parent { child: Pid::from_raw(pid as i32) }),
+        }
+    }
+
+    /// SIGKILL for everything in here, now.
+    pub fn kill(&self) {
+        let _ = (&self.kill).write_all(b"1");
+    }
+
+    /// When all is over. What is not empty stays.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+/// Where we are in the tree of version 2, if it is mounted where everybody has it.
+fn own_cgroup() -> Option<PathBuf> {
+    let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let mount = mounts
+        .into_iter()
+        .find(|path| statfs(*path).is_ok_and(|file_system| file_system.filesystem_type() == CGROUP2_SUPER_MAGIC))?;
+    let cgroups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(Path::new(mount).join(path.trim_start_matches('/')))
+}
+
+/// systemd says so by an extended attribute.
+fn is_delegated(directory: &Path) -> bool {
+    let Some(path) = directory.to_str().and_then(|path| CString::new(path).ok()) else { return false };
+    let attribute = |name: &CStr| {
+        let mut value = [0u8; 4];
+        // SAFETY: writes no more than there is room for.
+        let length = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+        length == 1 && value[0] == b'1'
+    };
+    attribute(c"trusted.delegate") || attribute(c"user.delegate")
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStringExt;
@@ -194,7 +290,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sys::wait::{WaitStatus, waitpid};
 
-    use super::super::alone;
+    use super::super::tests::alone;
     use super::*;
 
     fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

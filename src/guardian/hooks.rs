@@ -17,13 +17,14 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2, setsid};
 use serde::{Deserialize, Serialize};
 
 use super::apart;
-use super::processes::{self, Children};
+use super::tree::{Children, next_news};
 use super::wire::Link;
 use crate::clock::{self, Instant};
 use crate::lock::LockName;
@@ -51,7 +52,7 @@ impl Hooks {
     /// Must come before the guardian, and before any thread exists.
     pub fn fork(command: &str, name: &LockName, voice: Voice) -> Result<Hooks> {
         // Those of earlier rounds of --keep-trying, which were this same process.
-        while let Children::Changed(..) = processes::next_news(0) {}
+        while let Children::Changed(..) = next_news(0) {}
         let (ours, theirs) = Link::pair()?;
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the process that runs --on-event")? {
@@ -96,13 +97,13 @@ impl Runner {
     fn begin(link: Link, command: &str, name: &LockName, voice: Voice) -> Result<Runner> {
         let _ = setsid();
         // `pkill dlock` is about locks.
-        let _ = nix::sys::prctl::set_name(c"dlock-hooks");
+        let _ = prctl::set_name(c"dlock-hooks");
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: setting a default disposition installs no handler.
         unsafe { sigaction(Signal::SIGCHLD, &default) }?;
         // What a hook leaves behind comes to us, and not to dlock.
-        processes::adopt_orphans()?;
+        prctl::set_child_subreaper(true)?;
         let null = File::options().read(true).write(true).open("/dev/null")?;
         dup2_stdin(&null)?;
         // Whoever reads what the command prints wants to see its end.
@@ -167,7 +168,7 @@ impl Runner {
 
     /// Collects the dead, ends what takes too long, and says what failed.
     fn look_after(&mut self) {
-        while let Children::Changed(pid, status) = processes::next_news(0) {
+        while let Children::Changed(pid, status) = next_news(0) {
             if let Some(hook) = self.running.iter_mut().find(|hook| hook.group == pid) {
                 hook.status = Some(status);
             }

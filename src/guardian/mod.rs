@@ -8,8 +8,6 @@
 mod apart;
 mod command;
 mod hooks;
-mod pace;
-mod processes;
 mod stage;
 mod tree;
 mod watch;
@@ -23,6 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::libc;
+use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::timer::Timer;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
@@ -33,12 +32,11 @@ use crate::clock::{self, Instant};
 use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
-pub use apart::{Priority, possible_priority};
+use command::Leaf;
 pub use command::Plan;
 pub use hooks::{EVENT, Hooks};
-pub use pace::Pace;
-use processes::{Leaf, Proc};
-use tree::Tree;
+pub use stage::{Pace, Priority, possible_priority};
+use tree::{Proc, Tree};
 pub use wire::GuardianEvent;
 use wire::{Link, Order};
 
@@ -78,10 +76,6 @@ struct Help {
     again_at: Instant,
 }
 
-/// The keeper's connection to the guardian: it pushes deadlines, and nothing else.
-#[derive(Clone, Debug)]
-pub struct DeadlineLink(Link);
-
 /// What came of helping the guardian.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Helped {
@@ -98,7 +92,7 @@ impl Guardian {
         let proc = Proc::open()?;
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
-        processes::adopt_orphans().context("prctl(PR_SET_CHILD_SUBREAPER)")?;
+        prctl::set_child_subreaper(true).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
         // A process that is left behind on purpose would stay in it.
         let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::make() };
@@ -136,9 +130,12 @@ impl Guardian {
         self.link.send(&start, descriptors).context("the guardian process is gone")
     }
 
-    /// Where the keeper pushes the deadlines.
-    pub fn deadline_link(&self) -> DeadlineLink {
-        DeadlineLink(self.link.clone())
+    /// What the keeper pushes the deadlines with, and can do nothing else with.
+    pub fn deadline_push(&self) -> impl Fn(Deadlines) + Send + use<> {
+        let link = self.link.clone();
+        move |deadlines| {
+            let _ = link.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
+        }
     }
 
     /// An order to a guardian that is gone is dropped: [`receive`](Self::receive) reports that.
@@ -211,7 +208,7 @@ impl Guardian {
     /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
     /// now. So a kernel timer kills dlock at the end of the lease, unless the timer is dropped before.
     pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
-        let ends_us = if lease.descriptors.is_empty() { None } else { pace::die_at(end).ok() };
+        let ends_us = if lease.descriptors.is_empty() { None } else { stage::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
         }
@@ -265,32 +262,30 @@ pub fn find_processes() -> Result<()> {
     Proc::open().map(drop)
 }
 
-impl DeadlineLink {
-    pub fn push(&self, deadlines: Deadlines) {
-        let _ = self.0.send(&Order::Extend { deadlines, sent: clock::now() }, &[]);
-    }
-}
-
-/// Runs a test in a process of its own, of which it is the only thread: it has children, and waits for all there are.
-/// The test's program is run again for it, so that there is no other thread when that forks.
 #[cfg(test)]
-fn alone(test: &str, body: impl FnOnce()) {
-    const ALONE: &str = "DLOCK_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        // SAFETY: the only other thread waits for the end of this test.
-        match unsafe { fork() }.expect("it can be forked") {
-            ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
-            ForkResult::Child => {
-                let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
-                // SAFETY: ends this process, whose other thread is not there to hear of it.
-                unsafe { libc::_exit(i32::from(!passed)) }
+mod tests {
+    use super::*;
+
+    /// Runs a test in a process of its own, of which it is the only thread: it has children, and waits for all there are.
+    /// The test's program is run again for it, so that there is no other thread when that forks.
+    pub fn alone(test: &str, body: impl FnOnce()) {
+        const ALONE: &str = "DLOCK_TEST_ALONE";
+        if std::env::var_os(ALONE).is_some() {
+            // SAFETY: the only other thread waits for the end of this test.
+            match unsafe { fork() }.expect("it can be forked") {
+                ForkResult::Parent { child } => assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0))),
+                ForkResult::Child => {
+                    let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_ok();
+                    // SAFETY: ends this process, whose other thread is not there to hear of it.
+                    unsafe { libc::_exit(i32::from(!passed)) }
+                }
             }
+            return;
         }
-        return;
+        let mut itself = std::process::Command::new(std::env::current_exe().expect("a test has a program"));
+        itself.args([&format!("guardian::{test}"), "--exact", "--nocapture"]).env(ALONE, "1");
+        let ran = itself.output().expect("it can be run again");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
     }
-    let mut itself = std::process::Command::new(std::env::current_exe().expect("a test has a program"));
-    itself.args([&format!("guardian::{test}"), "--exact", "--nocapture"]).env(ALONE, "1");
-    let ran = itself.output().expect("it can be run again");
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&ran.stderr));
 }

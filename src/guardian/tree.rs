@@ -14,15 +14,22 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::io::{Read, Seek};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::dir::Dir;
 use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::libc;
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::stat::{Mode, fstatat};
 use nix::unistd::{Pid, getpgid, getpid};
 
-use super::processes::{Children, Proc, next_news, read_pids};
 use crate::clock::{self, Instant};
+use crate::exit::Fault;
 
 /// One walk over the tree.
 #[derive(Debug, Default)]
@@ -205,14 +212,127 @@ impl Tree {
     }
 }
 
+/// What waitpid(2) says about our children.
+pub enum Children {
+    /// This one has ended, or stopped, with this wait status.
+    Changed(Pid, i32),
+    /// There are some, and there is nothing new about them.
+    Quiet,
+    None,
+}
+
+/// Asks for the next news of a child. nix's own function takes a death by a real-time signal for an error, although the
+/// child is reaped.
+pub fn next_news(flags: i32) -> Children {
+    loop {
+        let mut status = 0;
+        // SAFETY: writes a status where there is room for one.
+        let answer = unsafe { libc::waitpid(-1, &raw mut status, flags | libc::WNOHANG) };
+        match answer {
+            0 => return Children::Quiet,
+            pid if pid > 0 => return Children::Changed(Pid::from_raw(pid), status),
+            _ => match Errno::last() {
+                Errno::ECHILD => return Children::None,
+                Errno::EINTR => {}
+                _ => return Children::Quiet,
+            },
+        }
+    }
+}
+
+/// The directory /proc as it was at the start, whatever becomes of the mount.
+#[derive(Clone, Debug)]
+pub struct Proc(Arc<OwnedFd>);
+
+impl Proc {
+    /// Refuses a /proc that is missing, or that of another pid namespace.
+    pub fn open() -> Result<Proc> {
+        let open = || -> nix::Result<Proc> {
+            let root =
+                nix::fcntl::open("/proc", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+            let myself = readlinkat(&root, "self")?;
+            let shows_us = myself.to_str() == Some(&getpid().to_string());
+            let proc = Proc(Arc::new(root));
+            if shows_us { proc.children_list(getpid()).map(|_| proc) } else { Err(Errno::ENOENT) }
+        };
+        open().map_err(|_| {
+            Fault::Internal.because(
+                "/proc does not show the processes of this pid namespace, so dlock could not find and end those of a \
+                 command; mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
+            )
+        })
+    }
+
+    fn open_file(&self, path: &str) -> nix::Result<File> {
+        let fd = openat(self.0.as_fd(), path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(File::from(fd))
+    }
+
+    /// The list of a process's children that its main thread has, or has inherited.
+    pub fn children_list(&self, pid: Pid) -> nix::Result<File> {
+        self.open_file(&format!("{pid}/task/{pid}/children"))
+    }
+
+    /// The children of a process, dead ones that nobody has reaped included. An error means: not known.
+    pub fn children(&self, parent: Pid) -> nix::Result<Vec<Pid>> {
+        let found = self.children_of_threads(parent);
+        // It has ended meanwhile: its children have gone to the root.
+        if matches!(found, Err(Errno::ENOENT | Errno::ESRCH)) { Ok(Vec::new()) } else { found }
+    }
+
+    fn children_of_threads(&self, parent: Pid) -> nix::Result<Vec<Pid>> {
+        const OF_ONE_THREAD: u64 = 3;
+        let tasks = format!("{parent}/task");
+        if fstatat(self.0.as_fd(), tasks.as_str(), AtFlags::empty())?.st_nlink == OF_ONE_THREAD {
+            return read_pids(&self.children_list(parent)?);
+        }
+        let mut found = Vec::new();
+        let directory = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        for thread in Dir::openat(self.0.as_fd(), tasks.as_str(), directory, Mode::empty())?.iter() {
+            let thread = thread?;
+            let Some(thread) = thread.file_name().to_str().ok().filter(|name| !name.starts_with('.')) else { continue };
+            match self.open_file(&format!("{tasks}/{thread}/children")) {
+                Ok(list) => found.extend(read_pids(&list)?),
+                Err(Errno::ENOENT | Errno::ESRCH) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    pub fn is_zombie(&self, pid: Pid) -> bool {
+        let mut stat = String::new();
+        let read = self.open_file(&format!("{pid}/stat")).map(|mut file| file.read_to_string(&mut stat));
+        match read {
+            // `pid (name) S …`, where the name may hold anything, parentheses included.
+            Ok(_) => stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X'])),
+            Err(error) => matches!(error, Errno::ENOENT | Errno::ESRCH),
+        }
+    }
+
+    /// What `ps` calls it, for messages.
+    pub fn name(&self, pid: Pid) -> String {
+        let mut name = String::new();
+        let _ = self.open_file(&format!("{pid}/comm")).map(|mut file| file.read_to_string(&mut name));
+        name.trim_end().to_owned()
+    }
+}
+
+/// Reads a list of the kernel from its beginning.
+pub fn read_pids(mut list: &File) -> nix::Result<Vec<Pid>> {
+    let mut text = String::new();
+    let read = list.rewind().and_then(|()| list.read_to_string(&mut text));
+    read.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
 
-    use nix::libc;
+    use nix::sys::prctl::set_child_subreaper;
 
-    use super::super::alone;
-    use super::super::processes::adopt_orphans;
+    use super::super::tests::alone;
     use super::*;
 
     fn shell(script: &str) -> Child {
@@ -244,7 +364,7 @@ mod tests {
     #[test]
     fn every_process_is_found_and_ended_daemons_and_deaf_ones_included() {
         alone("tree::tests::every_process_is_found_and_ended_daemons_and_deaf_ones_included", || {
-            adopt_orphans().unwrap();
+            set_child_subreaper(true).unwrap();
             let mut tree = Tree::below_us(&Proc::open().unwrap()).unwrap();
             assert!(tree.descendants().is_empty());
             let first = pid(&shell(FAMILY));
@@ -264,7 +384,7 @@ mod tests {
     #[test]
     fn who_was_there_before_is_left_alone() {
         alone("tree::tests::who_was_there_before_is_left_alone", || {
-            adopt_orphans().unwrap();
+            set_child_subreaper(true).unwrap();
             let proc = Proc::open().unwrap();
             let mut before = shell("sleep 300; :");
             until("its child", || Tree::below(pid(&before), &proc).unwrap().living() == 1);
@@ -284,7 +404,7 @@ mod tests {
     #[test]
     fn signals_reach_whom_they_are_meant_for() {
         alone("tree::tests::signals_reach_whom_they_are_meant_for", || {
-            adopt_orphans().unwrap();
+            set_child_subreaper(true).unwrap();
             let mut tree = Tree::below_us(&Proc::open().unwrap()).unwrap();
             let (mut chosen, mut other) = (shell("exec sleep 300"), shell("exec sleep 301"));
             let died_of = |child: &mut Child| {

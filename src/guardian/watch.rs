@@ -2,7 +2,7 @@
 //! CLOCK_BOOTTIME. It has no idea of locks: it has deadlines, which dlock can only push later, and
 //! the duty that no process of the command outlives the last one, or dlock.
 //!
-//! It also measures itself (see `pace`): where it is slow, SIGKILL comes so much earlier.
+//! It also measures itself (see `stage`): where it is slow, SIGKILL comes so much earlier.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -13,17 +13,16 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Pid, setpgid};
+use nix::unistd::{Pid, getpgid, getppid, setpgid, setsid};
 
 use super::GuardianOptions;
 use super::apart;
-use super::command::{Command, Plan};
-use super::pace::{Alarm, Measuring};
-use super::processes::{self, Children, Leaf, Proc};
-use super::stage::{Stage, Step};
-use super::tree::Tree;
+use super::command::{Command, Leaf, Plan};
+use super::stage::{Alarm, Measuring, Stage, Step, raise_priority};
+use super::tree::{Children, Proc, Tree, next_news};
 use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
 use crate::config::Leftovers;
@@ -80,9 +79,9 @@ pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: G
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
-    let _ = nix::sys::prctl::set_name(c"guardian");
+    let _ = prctl::set_name(c"guardian");
     // If somebody has stopped us, the death of dlock wakes us.
-    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGCONT);
+    let _ = prctl::set_pdeathsig(Signal::SIGCONT);
     if let Ok(mut watch) = Watch::begin(link, proc, leaf, plan, options) {
         if watch.guard().is_err() {
             watch.tree.end_all(|_, _| (), |_| ());
@@ -94,11 +93,11 @@ pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: G
 impl Watch {
     fn begin(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
-        processes::adopt_orphans()?;
+        prctl::set_child_subreaper(true)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let tree = Tree::below_us(proc)?;
-        let (_, before) = apart::raise_priority();
+        let (_, before) = raise_priority();
         let command = Command::new(plan, before)?;
         Ok(Watch {
             link,
@@ -230,7 +229,7 @@ impl Watch {
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
                     }
                     self.measure(lateness);
-                    apart::begin_session();
+                    begin_session();
                     // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
                     let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
                 }
@@ -268,7 +267,7 @@ impl Watch {
         self.unreaped = true;
         let mut all_dead = false;
         for _ in 0..AT_ONCE {
-            match processes::next_news(libc::WUNTRACED) {
+            match next_news(libc::WUNTRACED) {
                 Children::Changed(pid, status) => self.note(pid, status),
                 Children::Quiet => self.unreaped = false,
                 Children::None => (self.unreaped, all_dead) = (false, true),
@@ -410,5 +409,15 @@ impl Watch {
         for descriptor in self.descriptors.drain(..) {
             let _ = File::from(descriptor).unlock();
         }
+    }
+}
+
+/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
+/// without any. With a terminal it stays as it is: job control cares about sessions.
+fn begin_session() {
+    if File::open("/dev/tty").is_err() {
+        // Whoever leads a group cannot begin a session, so back into dlock's.
+        let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
+        let _ = setsid();
     }
 }

@@ -18,7 +18,7 @@ use nix::sys::socket::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::pace::Pace;
+use super::stage::Pace;
 use crate::clock::Instant;
 use crate::lock::Deadlines;
 

@@ -1,5 +1,6 @@
 //! What can happen to a run that is worth a line: in words for people, and in fields for machines.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -220,14 +221,15 @@ impl Event {
         warning("unrecorded", format!("released, but {what}")).with("reason", what)
     }
 
-    pub fn not_found(program: &str) -> Event {
-        error("not-found", format!("{program}: command not found")).with("program", program)
-    }
-
-    pub fn cannot_execute(program: &str, why: &str) -> Event {
-        error("cannot-execute", format!("{program}: cannot be executed: {why}"))
-            .with("program", program)
-            .with("reason", why)
+    /// execve(2) has failed.
+    pub fn not_started(program: &str, why: &std::io::Error) -> Event {
+        let event = match why.kind() {
+            ErrorKind::NotFound => error("not-found", format!("{program}: command not found")),
+            _ => {
+                error("cannot-execute", format!("{program}: cannot be executed: {why}")).with("reason", why.to_string())
+            }
+        };
+        event.with("program", program)
     }
 
     pub fn metrics_failed(why: &str) -> Event {

@@ -8,13 +8,13 @@ use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind, Read, Result as IoResult, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::fcntl::OFlag;
 
-use super::result::{Ended, Tally};
-use crate::clock;
+use super::Tally;
+use crate::clock::{self, rfc3339::timestamp};
 use crate::exit::Fault;
 use crate::lock::LockName;
 use crate::openat::{self, Place};
@@ -179,26 +179,20 @@ fn start(series: &mut Series, tally: &Tally) {
 
 fn end(series: &mut Series, tally: &Tally) {
     series.add("dlock_lost_total", f64::from(tally.lost));
-    series.add("dlock_failures_total", f64::from(tally.ended.is_some_and(|ended| ended.exit_code != 0)));
+    series.add("dlock_failures_total", f64::from(tally.exit_code.is_some_and(|code| code != 0)));
     series.add("dlock_hold_seconds_total", tally.held.as_secs_f64());
-    series.observe(HOLD, tally.ended.map(|_| tally.held));
+    series.observe(HOLD, tally.exit_code.map(|_| tally.held));
     // Another run may have the lock by now.
     if tally.since.is_some_and(|since| timestamp(since) == *series.value(HELD_SINCE, "")) {
         series.set(HELD_SINCE, 0.0);
     }
-    if let Some(Ended { exit_code, duration }) = tally.ended {
+    if let Some(exit_code) = tally.exit_code {
         series.set("dlock_last_exit_code", exit_code.into());
-        series.set("dlock_last_duration_seconds", duration.as_secs_f64());
+        series.set("dlock_last_duration_seconds", tally.ran.as_secs_f64());
         if exit_code == 0 {
             series.set("dlock_last_success_timestamp_seconds", timestamp(clock::wall()));
         }
     }
-}
-
-/// To the millisecond.
-fn timestamp(at: SystemTime) -> f64 {
-    let millis = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
 fn is_ours(line: &str) -> bool {
@@ -247,6 +241,8 @@ fn render(samples: &Samples) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]
@@ -270,12 +266,12 @@ mod tests {
         refuse_foreign(&path).unwrap();
         let busy = Tally { busy: true, waited: Duration::from_secs(5), ..Tally::default() };
         count_end(&path, &name, &busy).unwrap();
-        let (exit_code, duration) = (0, Duration::from_millis(1400));
         let done = Tally {
             acquired: true,
             held: Duration::from_millis(1500),
             since: Some(UNIX_EPOCH + Duration::from_millis(1500)),
-            ended: Some(Ended { exit_code, duration }),
+            ran: Duration::from_millis(1400),
+            exit_code: Some(0),
             ..Tally::default()
         };
         run(&done).unwrap();

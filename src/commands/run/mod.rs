@@ -1,15 +1,13 @@
 //! `dlock run`: wait for the lock, run the command under it, release it, exit as the command did.
 
-pub mod ancestry;
 mod metrics;
 mod next_round;
 mod notify;
-mod result;
 mod supervise;
 mod wait;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
@@ -24,33 +22,14 @@ use crate::lock::{Deadlines, Holder, Identity, Revocation};
 use crate::report::{Event, Voice};
 pub use metrics::METRICS;
 use notify::Notify;
-use result::{Begun, RunResult, Tally};
+use supervise::RunResult;
 use wait::Waited;
+pub use wait::is_inside;
 
 /// After this it is left to the lease to run out.
 const LONGEST_RELEASE: Duration = Duration::from_secs(10);
 
-pub fn run(job: RunJob, voice: Voice) -> Result<Exit> {
-    with_hooks(job, voice, one_round)
-}
-
-/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
-pub fn take(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
-    with_hooks(job, voice, take_once)
-}
-
-/// The hooks are the first process to be forked: what comes later must know that they are not the command's. A dlock
-/// inside of a hook has none, or there would be no end of them.
-fn with_hooks<T>(job: RunJob, mut voice: Voice, work: fn(RunJob, Voice) -> Result<T>) -> Result<T> {
-    if let Some(command) = job.on_event.as_ref().filter(|_| std::env::var_os(EVENT).is_none()) {
-        let hooks = Hooks::fork(command, &job.name, voice.of_another_process())?;
-        voice = voice.calling(hooks);
-    }
-    let hooks = voice.clone();
-    work(job, voice).inspect_err(|error| hooks.call_for(error))
-}
-
-fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
+pub fn run(job: RunJob, voice: &mut Voice) -> Result<Exit> {
     let mut run = Run::prepare(job, voice)?;
     let exit = match run.wait_for_lock() {
         Ok(Waited::Granted(lease, deadlines)) => run.under_lock(&lease, deadlines),
@@ -69,7 +48,8 @@ fn one_round(job: RunJob, voice: Voice) -> Result<Exit> {
     exit
 }
 
-fn take_once(job: RunJob, voice: Voice) -> Result<Result<Lease, Exit>> {
+/// For `dlock acquire`: wait for the lock, and leave it held for its ttl.
+pub fn take(job: RunJob, voice: &mut Voice) -> Result<Result<Lease, Exit>> {
     let mut run = Run::prepare(job, voice)?;
     let taken = match run.wait_for_lock()? {
         Waited::Granted(lease, _) => {
@@ -106,9 +86,30 @@ struct Run {
     told_to_stop: bool,
 }
 
+/// What is counted of a run, for the history and the metrics.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    acquired: bool,
+    busy: bool,
+    lost: bool,
+    waited: Duration,
+    held: Duration,
+    /// When a command was started under the lock, how long it ran, and how it ended.
+    since: Option<SystemTime>,
+    ran: Duration,
+    exit_code: Option<u8>,
+    /// What is known at the start of a run has been counted.
+    start_counted: bool,
+}
+
 impl Run {
-    /// Signals first, then the guardian, and only then what may make a thread.
-    fn prepare(job: RunJob, voice: Voice) -> Result<Run> {
+    /// The hooks are the first process to be forked: what comes later must know that they are not the command's. Then
+    /// signals, then the guardian, and only then what may make a thread.
+    fn prepare(job: RunJob, voice: &mut Voice) -> Result<Run> {
+        // A dlock inside of a hook has none, or there would be no end of them.
+        if let Some(command) = job.on_event.as_ref().filter(|_| std::env::var_os(EVENT).is_none()) {
+            voice.call(Hooks::fork(command, &job.name, voice.of_another_process())?);
+        }
         if let Some(path) = &job.metrics_file {
             metrics::refuse_foreign(path)?;
         }
@@ -117,14 +118,16 @@ impl Run {
         who.note.clone_from(&job.note);
         let signals = Signals::catch()?;
         let terminal = Terminal::in_foreground();
-        let group = terminal.as_ref().map(Terminal::group);
-        let (mask, ignores_children) = (signals.inherited_mask, signals.ignored_children);
-        let plan = Plan { argv: job.argv.clone(), mask, group, ignores_children };
-        let (signal, leftovers) = (job.signal, job.leftovers);
+        let plan = Plan {
+            argv: job.argv.clone(),
+            mask: signals.inherited_mask,
+            group: terminal.as_ref().map(Terminal::group),
+            ignores_children: signals.ignored_children,
+        };
         let options = GuardianOptions {
             name: job.name.clone(),
-            signal,
-            leftovers,
+            signal: job.signal,
+            leftovers: job.leftovers,
             voice: voice.clone(),
             linger: backend::linger,
         };
@@ -138,26 +141,26 @@ impl Run {
             queue: job.wait != Wait::Never,
             once: job.once.clone(),
         };
-        let ancestors = ancestry::owners_of(&job.name);
+        let ancestors = wait::owners_of(&job.name);
         let config = KeeperConfig { ask, ancestors, timing: job.timing, patience: job.service.patience };
-        let (address, patience) = (job.service.address.clone(), job.service.patience);
-        let deadlines = guardian.deadline_link();
-        let keeper =
-            Keeper::begin(config, move || backend::open(&address, patience), move |next| deadlines.push(next))?;
+        let service = job.service.clone();
+        let keeper = Keeper::begin(config, move || service.open(), guardian.deadline_push())?;
         let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
-        let (tally, told_to_stop) = (Tally::default(), false);
-        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop })
+        let tally = Tally::default();
+        let voice = voice.clone();
+        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
     }
 
     fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
-        let begun = self.start(lease, deadlines)?;
+        let started = self.start(lease, deadlines)?;
         let result = self.supervise(Some(deadlines))?;
-        self.release(lease, &begun, &result)
+        self.tally.ran = started.elapsed();
+        self.release(lease, &result)
     }
 
-    /// Starts the command, and says so to whoever wants to know.
-    fn start(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Begun> {
-        let begun = Begun { at: clock::wall(), since: clock::now(), waited: self.tally.waited };
+    /// Starts the command, and says so to whoever wants to know. From when on it runs.
+    fn start(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Instant> {
+        let (date, started) = (clock::wall(), clock::now());
         if lease.grant.ttl < self.job.timing.ttl {
             self.tell(Event::shorter_ttl(lease.grant.ttl, self.job.timing.ttl));
         }
@@ -165,9 +168,9 @@ impl Run {
             self.give_up()?;
             return Err(error);
         }
-        self.tally.since = Some(begun.at);
+        self.tally.since = Some(date);
         if let Some(notify) = &mut self.notify {
-            let (name, token, since) = (&lease.name, lease.token, humantime::format_rfc3339_seconds(begun.at));
+            let (name, token, since) = (&lease.name, lease.token, humantime::format_rfc3339_seconds(date));
             notify.ready(&format!("holds {name} since {since} with fencing token {token}"));
         }
         if let Some(path) = &self.job.metrics_file {
@@ -177,14 +180,13 @@ impl Run {
         if let Some(lock) = backend::held_by_root(&self.job.service.address, &self.job.name) {
             self.tell(Event::another_lock(&lock));
         }
-        Ok(begun)
+        Ok(started)
     }
 
     /// When no process of the command is left.
-    fn release(&mut self, lease: &Lease, begun: &Begun, result: &RunResult) -> Result<Exit> {
+    fn release(&mut self, lease: &Lease, result: &RunResult) -> Result<Exit> {
         let granted = lease.grant.from;
-        let duration = begun.since.elapsed();
-        let last_run = result.last_run(lease, &self.who, begun, self.job.once.clone());
+        let last_run = result.last_run(lease, &self.who, &self.tally, self.job.once.clone());
         let held_on = Some(granted + self.job.hold_at_least).filter(|until| !until.has_passed());
         let hold_until = held_on.filter(|_| result.came_to_its_end());
         // Before anything else: somebody may be waiting for it.
@@ -192,9 +194,9 @@ impl Run {
         // The guardian exits before the release; a kernel timer kills us at the end of the lease instead.
         let end = result.deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
         let ends_us = end.filter(|_| hold_until.is_none()).and_then(|end| self.guardian.retire_early(lease, end));
-        self.tally.held = granted.elapsed();
-        self.tally.judge(result, duration);
-        let released = self.see_released(result, Event::released(lease.token, result.exit().code(), duration))?;
+        (self.tally.held, self.tally.lost) = (granted.elapsed(), result.is_lost());
+        self.tally.exit_code = Some(result.exit().code());
+        let released = self.see_released(lease, result)?;
         drop(ends_us);
         if let Some(until) = hold_until {
             self.guardian.linger(lease, until);
@@ -222,7 +224,7 @@ impl Run {
     }
 
     /// Whatever the answer, the command has ended: a release that fails only leaves the lease to run out.
-    fn see_released(&mut self, result: &RunResult, done: Event) -> Result<Released> {
+    fn see_released(&mut self, lease: &Lease, result: &RunResult) -> Result<Released> {
         let released = self.released();
         let event = match &released {
             Ok(Released::ForceReleased(reason)) if result.revocation.is_none() => {
@@ -231,7 +233,8 @@ impl Run {
             Ok(Released::ForceReleased(_)) => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) if result.is_lost() => return Ok(Released::NotOurs),
             Ok(Released::NotOurs) => Event::found_lost(),
-            Ok(Released::Done) => done,
+            Ok(Released::Done) if !self.voice.tells_all() => return Ok(Released::Done),
+            Ok(Released::Done) => Event::released(lease.token, result.exit().code(), self.tally.ran),
             Err(error) if error.root_cause().is::<Unrecorded>() => Event::unrecorded(&error.root_cause().to_string()),
             Err(error) => Event::release_failed(&format!("{error:#}")),
         };
@@ -300,7 +303,7 @@ impl Run {
             (next_round::VARIABLE.into(), String::new()),
             (notify::VARIABLE.into(), String::new()),
         ]);
-        variables.extend(ancestry::with(&lease.name, &lease.owner, self.job.leftovers));
+        variables.extend(wait::held_with(&lease.name, &lease.owner, self.job.leftovers));
         variables
     }
 

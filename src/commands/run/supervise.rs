@@ -1,19 +1,20 @@
-//! While the command runs under the lock.
+//! While the command runs under the lock; and what came of it, for the exit code and the record.
 
 use std::time::Duration;
 
 use anyhow::Result;
+use nix::libc;
 use nix::sys::signal::{Signal, raise};
 
-use super::Run;
-use super::result::{self, Cause, RunResult};
+use super::{Run, Tally};
+use crate::backend::Lease;
 use crate::clock::{self, Instant};
 use crate::config::OnLost;
 use crate::events::{Caught, MainEvent};
-use crate::exit::Exit;
+use crate::exit::{Exit, Fault};
 use crate::guardian::{GuardianEvent, Helped};
 use crate::keeper::KeeperEvent;
-use crate::lock::{Deadlines, Revocation};
+use crate::lock::{Deadlines, Holder, Identity, LastRun, Outcome, Revocation};
 use crate::report::{Event, whole_seconds};
 
 #[derive(PartialEq, Eq)]
@@ -74,8 +75,10 @@ impl Run {
     fn heard_from_guardian(&mut self, event: GuardianEvent, result: &mut RunResult) -> Command {
         match event {
             GuardianEvent::NotStarted { errno } => {
+                let program = self.job.argv.first().map(|word| word.to_string_lossy()).unwrap_or_default();
+                let event = Event::not_started(&program, &std::io::Error::from_raw_os_error(errno));
+                self.tell(event);
                 result.not_started = Some(errno);
-                self.tell_not_started(errno);
             }
             GuardianEvent::Stopped if self.terminal.is_some() => {
                 let since = clock::now();
@@ -84,8 +87,8 @@ impl Run {
                 let overslept = result.deadlines.is_some_and(|before| self.guardian.signal_at(before).has_passed());
                 result.suspended = overslept.then(|| since.elapsed());
             }
-            GuardianEvent::Stopped => {}
-            GuardianEvent::Pace(pace) => self.tell(Event::pace(pace)),
+            GuardianEvent::Pace(pace) if self.voice.tells_all() => self.tell(Event::pace(pace)),
+            GuardianEvent::Stopped | GuardianEvent::Pace(_) => {}
             GuardianEvent::Outgrown(pace) => {
                 self.tell(Event::outgrown(pace));
                 result.ended_by(Cause::Lost);
@@ -172,14 +175,105 @@ impl Run {
             _ => self.guardian.signal(caught.signal as i32),
         }
     }
+}
 
-    fn tell_not_started(&mut self, errno: i32) {
-        let program = self.job.argv.first().map_or_else(String::new, |word| word.to_string_lossy().into_owned());
-        let why = std::io::Error::from_raw_os_error(errno).to_string();
-        let event = match result::exit_of_exec(errno) {
-            Exit::NOT_FOUND => Event::not_found(&program),
-            _ => Event::cannot_execute(&program, &why),
+/// Why a command was ended, if it did not end by itself; of several, the greatest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cause {
+    TimedOut,
+    GuardianDied,
+    Lost,
+}
+
+#[derive(Debug, Default)]
+pub struct RunResult {
+    /// The latest of its lease, if it has one of its own.
+    pub deadlines: Option<Deadlines>,
+    /// Its wait status, once it has one.
+    pub status: Option<i32>,
+    /// execve's errno, if there was never a command.
+    pub not_started: Option<i32>,
+    pub cause: Option<Cause>,
+    /// What an operator said when taking the lock away.
+    pub revocation: Option<Revocation>,
+    /// For how long the job was suspended, if that kept it from renewing its lease.
+    pub suspended: Option<Duration>,
+    /// How often somebody asked us to terminate.
+    pub terminations: u32,
+    pub interrupted_at_terminal: Option<Signal>,
+}
+
+impl RunResult {
+    pub fn ended_by(&mut self, cause: Cause) {
+        self.cause = self.cause.max(Some(cause));
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.cause == Some(Cause::Lost)
+    }
+
+    /// Whether there was a run at all, and it had the lock until its end.
+    pub fn came_to_its_end(&self) -> bool {
+        !self.is_lost() && self.not_started.is_none()
+    }
+
+    pub fn exit(&self) -> Exit {
+        match (self.cause, self.not_started, self.status) {
+            (Some(Cause::Lost), ..) => Exit::LOST,
+            (Some(Cause::TimedOut), ..) => Exit::TIMED_OUT,
+            (Some(Cause::GuardianDied), ..) | (None, None, None) => Fault::Internal.exit(),
+            (None, Some(errno), _) => Exit::of_exec(&std::io::Error::from_raw_os_error(errno)),
+            (None, None, Some(status)) if libc::WIFSIGNALED(status) => {
+                let signal = libc::WTERMSIG(status);
+                Exit::by(signal, self.interrupted_at_terminal.is_some_and(|typed| typed as i32 == signal))
+            }
+            (None, None, Some(status)) => Exit::Code(libc::WEXITSTATUS(status) as u8),
+        }
+    }
+
+    /// The record of the run.
+    pub fn last_run(&self, lease: &Lease, who: &Identity, tally: &Tally, once: Option<String>) -> LastRun {
+        let outcome = match (self.cause, self.status) {
+            (Some(Cause::Lost | Cause::GuardianDied), _) => Outcome::Lost,
+            (Some(Cause::TimedOut), _) => Outcome::TimedOut,
+            (None, Some(status)) if libc::WIFSIGNALED(status) => Outcome::Signaled,
+            (None, _) => Outcome::Exited,
         };
-        self.tell(event);
+        let holder = Holder { fencing_token: Some(lease.token), acquired_at: tally.since, ..who.clone().into() };
+        let mut run = LastRun {
+            waited_ms: Some(clock::millis(tally.waited)),
+            duration_ms: Some(clock::millis(tally.ran)),
+            exit_code: Some(self.exit().code().into()),
+            once,
+            ..LastRun::of_holder(&holder, outcome)
+        };
+        if let Some(revocation) = &self.revocation {
+            run.revoked(revocation);
+        }
+        run
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_beats_the_commands_own_code() {
+        let mut result = RunResult { status: Some(3 << 8), ..RunResult::default() };
+        assert_eq!(result.exit(), Exit::Code(3));
+        result.ended_by(Cause::TimedOut);
+        assert_eq!(result.exit(), Exit::TIMED_OUT);
+        result.ended_by(Cause::Lost);
+        result.ended_by(Cause::TimedOut);
+        assert_eq!(result.exit(), Exit::LOST);
+    }
+
+    #[test]
+    fn only_what_was_typed_at_the_terminal_is_died_of_again() {
+        let mut result = RunResult { status: Some(libc::SIGINT), ..RunResult::default() };
+        assert_eq!(result.exit(), Exit::Signal(2));
+        result.interrupted_at_terminal = Some(Signal::SIGINT);
+        assert_eq!(result.exit(), Exit::Reraise(2));
     }
 }

@@ -3,12 +3,12 @@
 //! so that whoever collects it never gets half of it.
 
 use std::io::{BufWriter, Read, Seek, Write};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tempfile::{SpooledTempFile, spooled_tempfile};
 
-use crate::clock;
+use crate::clock::{self, rfc3339::timestamp};
 use crate::lock::{LastRun, LockState};
 use crate::report::print;
 
@@ -72,20 +72,15 @@ fn values(state: &LockState) -> [Option<f64>; METRICS.len()] {
     let expires_in: Option<Duration> = state.holders.iter().filter_map(|holder| holder.expires_in).min();
     [
         Some(state.holders.len() as f64),
-        state.held_since().map(seconds),
+        state.held_since().map(timestamp),
         // A record may claim any ttl.
-        expires_in.and_then(|left| clock::wall().checked_add(left)).map(seconds),
+        expires_in.and_then(|left| clock::wall().checked_add(left)).map(timestamp),
         Some(state.waiters.len() as f64),
-        state.oldest_waiter().map(seconds),
-        state.last_success().map(seconds),
+        state.oldest_waiter().map(timestamp),
+        state.last_success().map(timestamp),
         state.last_run.as_ref().and_then(|run| run.exit_code).map(f64::from),
         state.last_run.as_ref().and_then(LastRun::duration).map(|took| took.as_secs_f64()),
     ]
-}
-
-fn seconds(at: SystemTime) -> f64 {
-    let millis = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    millis as f64 / 1e3
 }
 
 #[cfg(test)]

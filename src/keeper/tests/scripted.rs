@@ -10,7 +10,8 @@ use anyhow::Result;
 use async_trait::async_trait;
 
 use crate::backend::{
-    Ask, Attempt, Backend, Busy, Checkup, Ending, Lease, Page, Reheld, Released, Renewal, Revoke, Revoked,
+    Ask, Attempt, Backend, Busy, Checkup, Ending, Forget, Forgotten, Lease, Page, Reheld, Released, Renewal, Revoke,
+    Revoked,
 };
 use crate::clock;
 use crate::exit::Fault;
@@ -144,6 +145,10 @@ impl Backend for Scripted {
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
         Ok(LockState::free(name.clone(), "scripted"))
+    }
+
+    async fn forget(&mut self, _name: &LockName, _what: &Forget) -> Result<Forgotten> {
+        Ok(Forgotten::Nothing)
     }
 
     async fn list(&mut self, _after: Option<String>) -> Result<Page> {
