@@ -20,12 +20,16 @@ pub struct Daemon {
     log: PathBuf,
 }
 
-/// A port that nobody listens on now, and that nobody else here was given.
+/// A port that nobody listens on now, and that nobody else here was given. It is none of those that the kernel gives to
+/// whoever connects: one of them could take it before the server does, or while that is down.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    let any = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let first: u32 = range.split_whitespace().next().unwrap().parse().unwrap();
+    let any = || u16::try_from(10_000 + getrandom::u32().unwrap() % first.saturating_sub(10_000).max(1_000)).unwrap();
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     let mut given = GIVEN.lock().unwrap();
-    std::iter::repeat_with(any).find(|port| given.insert(*port)).unwrap()
+    std::iter::repeat_with(any).filter(is_free).find(|port| given.insert(*port)).unwrap()
 }
 
 impl Daemon {
