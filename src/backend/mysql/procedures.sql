@@ -60,12 +60,24 @@ BEGIN
 END
 //
 -- Waits until the wake-up lock of `behind` has fallen (1), or so many seconds are over (0). Null: it cannot wait.
+-- Where 32 sessions wait for each other in a row, the server takes that for a deadlock, and refuses the last of them. It
+-- waits for one nearer to the front instead, and asks again when that has gone (2).
 CREATE PROCEDURE dlock_await(
     IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_behind BIGINT, IN p_patience DOUBLE
 )
 BEGIN
-    DECLARE woken INT;
+    DECLARE woken, v_held INT;
+    DECLARE v_instead BIGINT;
     CALL dlock_wake_up_lock(p_name, p_behind, 'await', p_patience, woken);
+    IF woken IS NULL THEN
+        SELECT ticket INTO v_instead FROM dlock_contenders
+        WHERE name = p_name AND ticket < p_behind ORDER BY token IS NULL, ticket LIMIT 15, 1;
+        CALL dlock_wake_up_lock(p_name, v_instead, 'is held', 0, v_held);
+        IF v_held THEN
+            CALL dlock_wake_up_lock(p_name, v_instead, 'await', p_patience, woken);
+            SET woken = woken * 2;
+        END IF;
+    END IF;
     SELECT woken;
 END
 //
@@ -223,7 +235,6 @@ BEGIN
                 CALL dlock_sight(p_name, v_at, v_server);
             END IF;
         END IF;
-        COMMIT;
     END IF;
 
     IF v_outcome IS NULL THEN
@@ -284,13 +295,14 @@ BEGIN
                 since = IF(token <=> v_granted, since, UTC_TIMESTAMP(3)), token = v_granted, slot = v_slot, ttl = p_ttl,
                 expires = v_at + p_ttl, server = v_server, renewal = renewal + 1, session = CONNECTION_ID();
         END IF;
-        COMMIT; -- in a Galera cluster, this is where we learn whether it was certified
     END IF;
-
-    SET innodb_lock_wait_timeout = v_patience;
+    -- Before others can see the ticket: one that came next, and found that nobody can wake it, would sleep through its turn.
     IF p_session = CONNECTION_ID() AND v_ticket IS NOT NULL AND NOT v_session <=> p_session THEN
         CALL dlock_wake_up_lock(p_name, v_ticket, 'hold', 0, v_held);
     END IF;
+    COMMIT; -- in a Galera cluster, this is where we learn whether it was certified
+
+    SET innodb_lock_wait_timeout = v_patience;
     IF v_outcome = 'busy' AND p_queue AND p_session = CONNECTION_ID() AND v_nearest IS NOT NULL THEN
         CALL dlock_wake_up_lock(p_name, v_nearest, 'is held', 0, v_held);
         SET v_behind = IF(v_held, v_nearest, NULL);
