@@ -366,12 +366,18 @@ impl Server for Mysql {
         words.iter().map(|sql| self.try_sql(sql).unwrap_or_else(|error| error)).collect()
     }
 
+    /// Every node of a cluster does as long as it takes part in it; dlock uses the first.
     fn leads(&self) -> bool {
-        self.try_sql("SELECT @@read_only") == Ok("0".to_owned())
+        match self.part {
+            Part::Alone => self.try_sql("SELECT @@read_only") == Ok("0".to_owned()),
+            Part::Node => self.status("wsrep_ready") == "ON",
+        }
     }
 
     fn promote(&self) {
-        self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+        if self.part == Part::Alone {
+            self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+        }
     }
 
     fn set_clock_ahead(&self, seconds: i64) {
@@ -460,6 +466,22 @@ pub static MYSQL_PAIR: Place = Place {
     expect: &[],
     exit_codes: &[(Fault::FollowerKilled, &[79])],
     short: &[&[Fault::LeaderKilled, Fault::FollowerKilled]],
+    covered: false,
+    urls: &[],
+    ..MYSQL
+};
+
+/// Three nodes that are one server: a grant counts when a majority has certified it, whichever node was asked.
+pub static GALERA: Place = Place {
+    name: "galera, 3 nodes",
+    hosts: 3,
+    start: |_| Started::of(Mysql::cluster().into_iter().map(|node| Box::new(node) as Box<dyn Server>).collect()),
+    leader: Leader::Elected,
+    late: 32,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::ELECTIONS],
+    expect: &[],
+    exit_codes: &[],
+    short: &[],
     covered: false,
     urls: &[],
     ..MYSQL
