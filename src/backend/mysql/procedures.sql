@@ -1,10 +1,13 @@
+-- Some words stand for more (schema.rs): those for types, and ALL_OR_NOTHING, which every procedure with a transaction of
+-- its own begins with (frame.sql).
+--
 -- What is read here is read by SELECT ... INTO alone: that takes no locks. A subquery in IF or SET would take them on the
 -- rows and the gaps between them, and contenders for different locks would be in each other's way.
 --
 -- Time here is what UUID() has of it: in MariaDB a clock that only goes forward, whatever is done to the machine's date
 -- or by SET timestamp, since the server started; in MySQL the machine's date. The rest of a UUID says whose clock it is:
 -- it changes when the server is restarted, and in MySQL also when the date was set back.
-CREATE PROCEDURE dlock_clock(OUT at BIGINT, OUT server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin)
+CREATE PROCEDURE dlock_clock(OUT at BIGINT, OUT server NAME_TEXT)
 BEGIN
     DECLARE id CHAR(36) CHARACTER SET ascii DEFAULT UUID();
     SET at = CONV(CONCAT(SUBSTR(id, 16, 3), SUBSTR(id, 10, 4), SUBSTR(id, 1, 8)), 16, 10) DIV 10 - 12219292800000000;
@@ -28,20 +31,11 @@ BEGIN
     SET semi_sync = COALESCE(@dlock_semi_sync, FALSE);
 END
 //
--- Users with many privileges may write to a replica, but a lock on it is none on the primary.
-CREATE PROCEDURE dlock_refuse_read_only()
-BEGIN
-    IF CAST(@@global.read_only AS CHAR) NOT IN ('0', 'OFF') THEN
-        SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'the server is read-only';
-    END IF;
-END
-//
 -- A session that stays with its contender holds the contender's wake-up lock, a user-level lock on its ticket. The next
 -- contender waits for it (dlock_await), so each that leaves wakes one, however many wait. It falls when the contender
 -- releases, or when its session ends. It only says that it is worth asking again: nothing is decided by it.
 CREATE PROCEDURE dlock_wake_up_lock(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_ticket BIGINT,
-    IN p_what VARCHAR(10) CHARACTER SET ascii COLLATE ascii_bin, IN p_patience DOUBLE, OUT answer INT
+    IN p_name NAME_TEXT, IN p_ticket BIGINT, IN p_what WORD_TEXT, IN p_patience DOUBLE, OUT answer INT
 )
 BEGIN
     DECLARE lock_name VARCHAR(64) DEFAULT
@@ -60,21 +54,29 @@ BEGIN
 END
 //
 -- Waits until the wake-up lock of `behind` has fallen (1), or so many seconds are over (0). Null: it cannot wait.
-CREATE PROCEDURE dlock_await(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_behind BIGINT, IN p_patience DOUBLE
-)
+-- Where 32 sessions wait for each other in a row, the server takes that for a deadlock, and refuses the last of them. It
+-- waits for one nearer to the front instead, and asks again when that has gone (2).
+CREATE PROCEDURE dlock_await(IN p_name NAME_TEXT, IN p_behind BIGINT, IN p_patience DOUBLE)
 BEGIN
-    DECLARE woken INT;
+    DECLARE woken, v_held INT;
+    DECLARE v_instead BIGINT;
     CALL dlock_wake_up_lock(p_name, p_behind, 'await', p_patience, woken);
+    IF woken IS NULL THEN
+        SELECT ticket INTO v_instead FROM dlock_contenders
+        WHERE name = p_name AND ticket < p_behind ORDER BY token IS NULL, ticket LIMIT 15, 1;
+        CALL dlock_wake_up_lock(p_name, v_instead, 'is held', 0, v_held);
+        IF v_held THEN
+            CALL dlock_wake_up_lock(p_name, v_instead, 'await', p_patience, woken);
+            SET woken = woken * 2;
+        END IF;
+    END IF;
     SELECT woken;
 END
 //
 -- Those who are served before a contender, and whether they keep it from the lock.
 CREATE PROCEDURE dlock_in_front(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
-    IN p_mode VARCHAR(9) CHARACTER SET ascii COLLATE ascii_bin, IN p_slots INT, IN p_ticket BIGINT,
-    IN p_at BIGINT, IN p_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
+    IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_mode WORD_TEXT, IN p_slots INT, IN p_ticket BIGINT,
+    IN p_at BIGINT, IN p_server NAME_TEXT,
     OUT blocks BOOLEAN, OUT same_slots BOOLEAN,
     OUT ahead BIGINT,    -- waiters
     OUT next_end BIGINT, -- until the first lease ends
@@ -94,12 +96,9 @@ BEGIN
 END
 //
 -- Notes when this server first saw a contender of another one as it is now: one at each call.
-CREATE PROCEDURE dlock_sight(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_at BIGINT, IN p_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin
-)
+CREATE PROCEDURE dlock_sight(IN p_name NAME_TEXT, IN p_at BIGINT, IN p_server NAME_TEXT)
 BEGIN
-    DECLARE v_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+    DECLARE v_owner OWNER_TEXT;
     DECLARE v_renewal, v_expires BIGINT;
     SELECT c.owner, c.renewal, p_at + c.ttl INTO v_owner, v_renewal, v_expires
     FROM dlock_contenders c LEFT JOIN dlock_sightings s
@@ -115,10 +114,7 @@ END
 //
 -- Removes a contender. Whoever does so by hand, and so lets a second holder in beside the first, is refused: see
 -- dlock_contenders_stay.
-CREATE PROCEDURE dlock_remove(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_renewal BIGINT
-)
+CREATE PROCEDURE dlock_remove(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_renewal BIGINT)
 BEGIN
     DECLARE v_count INT;
     UPDATE dlock_contenders SET expires = 0, renewal = renewal + 1
@@ -133,10 +129,7 @@ BEGIN
 END
 //
 -- Makes a run the last one, and forgets those beyond so many.
-CREATE PROCEDURE dlock_remember(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_run MEDIUMTEXT CHARACTER SET utf8mb4,
-    IN p_runs INT, IN p_succeeded DATETIME(3)
-)
+CREATE PROCEDURE dlock_remember(IN p_name NAME_TEXT, IN p_run LONG_TEXT, IN p_runs INT, IN p_succeeded DATETIME(3))
 BEGIN
     SET p_run = REPLACE(p_run, CHAR(10), ' ');
     IF p_run IS NOT NULL THEN
@@ -148,15 +141,12 @@ BEGIN
 END
 //
 -- Removes whose lease is over, with a record of the runs that have vanished so.
-CREATE PROCEDURE dlock_tidy(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_at BIGINT, IN p_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin
-)
+CREATE PROCEDURE dlock_tidy(IN p_name NAME_TEXT, IN p_at BIGINT, IN p_server NAME_TEXT)
 BEGIN
-    DECLARE v_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+    DECLARE v_owner OWNER_TEXT;
     DECLARE v_ticket BIGINT DEFAULT -1;
     DECLARE v_renewal BIGINT;
-    DECLARE v_run MEDIUMTEXT CHARACTER SET utf8mb4;
+    DECLARE v_run LONG_TEXT;
     CALL dlock_sight(p_name, p_at, p_server);
     sweep: LOOP
         SET v_owner = NULL;
@@ -183,28 +173,18 @@ END
 -- A session that stays with the contender, and is no proxy's, says so with p_session, its number, as the server told it
 -- at the log-in: then it holds a wake-up lock, and may be told to wait for that of `behind`.
 CREATE PROCEDURE dlock_ask(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_ttl BIGINT,
-    IN p_mode VARCHAR(9) CHARACTER SET ascii COLLATE ascii_bin, IN p_slots INT, IN p_queue BOOLEAN,
-    IN p_once TEXT CHARACTER SET utf8mb4, IN p_who MEDIUMTEXT CHARACTER SET utf8mb4,
-    IN p_session BIGINT, IN p_again BOOLEAN
+    IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_ttl BIGINT, IN p_mode WORD_TEXT, IN p_slots INT,
+    IN p_queue BOOLEAN, IN p_once TEXT CHARACTER SET utf8mb4, IN p_who LONG_TEXT, IN p_session BIGINT,
+    IN p_again BOOLEAN
 )
 BEGIN
-    DECLARE v_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server NAME_TEXT;
     DECLARE v_at, v_next, v_ticket, v_token, v_session, v_granted, v_ahead, v_next_end, v_nearest, v_behind BIGINT;
-    DECLARE v_mode VARCHAR(9) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_mode WORD_TEXT;
     DECLARE v_slots, v_slot, v_held, v_count INT;
     DECLARE v_stopped, v_blocks, v_same_slots, v_semi_sync BOOLEAN;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii;
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
-    CALL dlock_refuse_read_only();
+    DECLARE v_outcome WORD_TEXT;
+    ALL_OR_NOTHING;
 
     -- As long as a waiter is blocked, it changes nothing but its own row. So a thousand that ask again do not wait for
     -- each other.
@@ -223,7 +203,6 @@ BEGIN
                 CALL dlock_sight(p_name, v_at, v_server);
             END IF;
         END IF;
-        COMMIT;
     END IF;
 
     IF v_outcome IS NULL THEN
@@ -284,13 +263,14 @@ BEGIN
                 since = IF(token <=> v_granted, since, UTC_TIMESTAMP(3)), token = v_granted, slot = v_slot, ttl = p_ttl,
                 expires = v_at + p_ttl, server = v_server, renewal = renewal + 1, session = CONNECTION_ID();
         END IF;
-        COMMIT; -- in a Galera cluster, this is where we learn whether it was certified
     END IF;
-
-    SET innodb_lock_wait_timeout = v_patience;
+    -- Before others can see the ticket: one that came next, and found that nobody can wake it, would sleep through its turn.
     IF p_session = CONNECTION_ID() AND v_ticket IS NOT NULL AND NOT v_session <=> p_session THEN
         CALL dlock_wake_up_lock(p_name, v_ticket, 'hold', 0, v_held);
     END IF;
+    COMMIT; -- in a Galera cluster, this is where we learn whether it was certified
+
+    SET innodb_lock_wait_timeout = v_patience;
     IF v_outcome = 'busy' AND p_queue AND p_session = CONNECTION_ID() AND v_nearest IS NOT NULL THEN
         CALL dlock_wake_up_lock(p_name, v_nearest, 'is held', 0, v_held);
         SET v_behind = IF(v_held, v_nearest, NULL);
@@ -310,26 +290,16 @@ END
 -- Extends the lease (held). Otherwise, and why: it is not ours any more (lost), an operator has freed it (force
 -- released), or an operator wants it back (revoked: ours until it ends, and not extended).
 CREATE PROCEDURE dlock_extend(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT, IN p_ttl BIGINT,
-    IN p_session BIGINT
+    IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT, IN p_ttl BIGINT, IN p_session BIGINT
 )
 BEGIN
-    DECLARE v_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server NAME_TEXT;
     DECLARE v_at, v_ticket, v_session BIGINT;
     DECLARE v_held INT;
     DECLARE v_semi_sync BOOLEAN;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii;
+    DECLARE v_outcome WORD_TEXT;
     DECLARE v_reason TEXT CHARACTER SET utf8mb4;
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
-    CALL dlock_refuse_read_only();
+    ALL_OR_NOTHING;
     START TRANSACTION;
     UPDATE dlock_locks SET token = token + 1 WHERE name = p_name;
     SELECT ticket, session, revoked INTO v_ticket, v_session, v_reason FROM dlock_contenders
@@ -360,36 +330,24 @@ BEGIN
 END
 //
 -- Whether a holder has reason to renew now: its row is gone, or an operator wants the lock back.
-CREATE PROCEDURE dlock_watch(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT
-)
+CREATE PROCEDURE dlock_watch(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT)
     SELECT NOT EXISTS (SELECT 1 FROM dlock_contenders
         WHERE name = p_name AND owner = p_owner AND token = p_token AND revoked IS NULL) AS changed
 //
 -- Releases the lock, at once or after so many microseconds ('done', also if an earlier call has done it already).
 -- What is kept can be ended earlier or later by dlock_rehold, with nothing but the owner.
 CREATE PROCEDURE dlock_end(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT, IN p_keep BIGINT,
-    IN p_run MEDIUMTEXT CHARACTER SET utf8mb4, IN p_once TEXT CHARACTER SET utf8mb4, IN p_runs INT,
-    IN p_succeeded DATETIME(3), IN p_session BIGINT
+    IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT, IN p_keep BIGINT, IN p_run LONG_TEXT,
+    IN p_once TEXT CHARACTER SET utf8mb4, IN p_runs INT, IN p_succeeded DATETIME(3), IN p_session BIGINT
 )
 BEGIN
-    DECLARE v_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server NAME_TEXT;
     DECLARE v_at, v_ticket, v_session BIGINT;
     DECLARE v_done, v_semi_sync BOOLEAN;
     DECLARE v_held INT;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii DEFAULT 'not ours';
+    DECLARE v_outcome WORD_TEXT DEFAULT 'not ours';
     DECLARE v_reason TEXT CHARACTER SET utf8mb4;
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
+    ALL_OR_NOTHING;
     START TRANSACTION;
     SELECT last_owner <=> p_owner AND last_token <=> p_token INTO v_done FROM dlock_locks
     WHERE name = p_name FOR UPDATE;
@@ -433,24 +391,14 @@ END
 -- Moves the end of what a release keeps to so many microseconds from now, or with zero to now ('done'). 'not held': it
 -- has ended, or an operator has freed it ('force released'). 'running': it is not kept but held, and renewed.
 -- 'revoked': it ends when it was going to.
-CREATE PROCEDURE dlock_rehold(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_ttl BIGINT
-)
+CREATE PROCEDURE dlock_rehold(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_ttl BIGINT)
 BEGIN
-    DECLARE v_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server NAME_TEXT;
     DECLARE v_at BIGINT;
     DECLARE v_kept BOOLEAN;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii DEFAULT 'not held';
+    DECLARE v_outcome WORD_TEXT DEFAULT 'not held';
     DECLARE v_reason TEXT CHARACTER SET utf8mb4;
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
+    ALL_OR_NOTHING;
     START TRANSACTION;
     UPDATE dlock_locks SET token = token + 1 WHERE name = p_name;
     CALL dlock_clock(v_at, v_server);
@@ -479,19 +427,9 @@ BEGIN
 END
 //
 -- Gives up the place in the queue, and the lock if it was granted meanwhile.
-CREATE PROCEDURE dlock_withdraw(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
-)
+CREATE PROCEDURE dlock_withdraw(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT)
 BEGIN
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
+    ALL_OR_NOTHING;
     START TRANSACTION;
     UPDATE dlock_locks SET token = token + 1 WHERE name = p_name;
     CALL dlock_remove(p_name, p_owner, NULL);
@@ -504,21 +442,13 @@ END
 -- without waiting for the holder ('freed'). 'not held': too late. p_run becomes the last run, unless the holder has
 -- recorded how its run ended, or is there to do so.
 CREATE PROCEDURE dlock_revoke(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT,
-    IN p_reason TEXT CHARACTER SET utf8mb4, IN p_now BOOLEAN, IN p_run MEDIUMTEXT CHARACTER SET utf8mb4
+    IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT, IN p_reason TEXT CHARACTER SET utf8mb4,
+    IN p_now BOOLEAN, IN p_run LONG_TEXT
 )
 BEGIN
     DECLARE v_kept, v_recorded BOOLEAN;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii DEFAULT 'not held';
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
+    DECLARE v_outcome WORD_TEXT DEFAULT 'not held';
+    ALL_OR_NOTHING;
     START TRANSACTION;
     UPDATE dlock_locks SET token = token + 1 WHERE name = p_name;
     SELECT kept INTO v_kept FROM dlock_contenders WHERE name = p_name AND owner = p_owner AND token = p_token;
@@ -548,21 +478,12 @@ END
 //
 -- Removes what is on record of a lock, but for its token: all of it ('done', or 'in use' while somebody holds it or
 -- waits), or with p_once only that key. 'nothing': there was none.
-CREATE PROCEDURE dlock_forget(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_once TEXT CHARACTER SET utf8mb4
-)
+CREATE PROCEDURE dlock_forget(IN p_name NAME_TEXT, IN p_once TEXT CHARACTER SET utf8mb4)
 BEGIN
-    DECLARE v_server VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server NAME_TEXT;
     DECLARE v_at, v_count BIGINT;
-    DECLARE v_outcome VARCHAR(20) CHARACTER SET ascii DEFAULT 'nothing';
-    DECLARE v_patience INT DEFAULT @@innodb_lock_wait_timeout;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION
-    BEGIN
-        ROLLBACK;
-        SET innodb_lock_wait_timeout = v_patience;
-        RESIGNAL;
-    END;
-    SET innodb_lock_wait_timeout = 4;
+    DECLARE v_outcome WORD_TEXT DEFAULT 'nothing';
+    ALL_OR_NOTHING;
     START TRANSACTION;
     UPDATE dlock_locks SET token = token + 1 WHERE name = p_name;
     IF p_once IS NOT NULL THEN
@@ -587,12 +508,9 @@ END
 //
 -- One lock, or with p_name null the next so many after p_after: what is on record of them; then their contenders in the
 -- order of the queue, each with how many microseconds its lease has left.
-CREATE PROCEDURE dlock_status(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_after VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin, IN p_count INT
-)
+CREATE PROCEDURE dlock_status(IN p_name NAME_TEXT, IN p_after NAME_TEXT, IN p_count INT)
 BEGIN
-    DECLARE v_server, v_first, v_last VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin;
+    DECLARE v_server, v_first, v_last NAME_TEXT;
     DECLARE v_at BIGINT;
     CALL dlock_clock(v_at, v_server);
     SELECT COALESCE(p_name, MIN(name)), COALESCE(p_name, MAX(name)) INTO v_first, v_last
@@ -609,9 +527,7 @@ END
 //
 -- The resource's side of fencing. Called in the transaction that writes, it refuses that write if a newer token was seen
 -- already, and makes writers with different tokens wait for each other's commit.
-CREATE PROCEDURE dlock_fence(
-    IN p_resource VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT
-)
+CREATE PROCEDURE dlock_fence(IN p_resource OWNER_TEXT, IN p_token BIGINT)
 BEGIN
     DECLARE v_newest BIGINT;
     DECLARE v_message VARCHAR(128) CHARACTER SET utf8mb4;
@@ -626,21 +542,14 @@ BEGIN
 END
 //
 -- For SQL clients, in seconds.
-CREATE PROCEDURE dlock_acquire(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_ttl DECIMAL(12, 3)
+CREATE PROCEDURE dlock_acquire(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_ttl DECIMAL(12, 3)
 )
     CALL dlock_ask(p_name, p_owner, p_ttl * 1000000, 'exclusive', 1, FALSE, NULL, NULL, NULL, FALSE)
 //
-CREATE PROCEDURE dlock_renew(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT, IN p_ttl DECIMAL(12, 3)
+CREATE PROCEDURE dlock_renew(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT, IN p_ttl DECIMAL(12, 3)
 )
     CALL dlock_extend(p_name, p_owner, p_token, p_ttl * 1000000, NULL)
 //
-CREATE PROCEDURE dlock_release(
-    IN p_name VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin,
-    IN p_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, IN p_token BIGINT
-)
+CREATE PROCEDURE dlock_release(IN p_name NAME_TEXT, IN p_owner OWNER_TEXT, IN p_token BIGINT)
     CALL dlock_end(p_name, p_owner, p_token, 0, NULL, NULL, 20, NULL, NULL)
 //

@@ -95,8 +95,8 @@ impl Mysql {
             let answer = self.client.call(&sql).await;
             match answer.and_then(|answer| answer.map(|answer| get(answer.row()?, "woken")).transpose()) {
                 Ok(Some(Some(0))) => {}
-                Ok(Some(Some(_))) => {
-                    place.woken = true;
+                Ok(Some(Some(woken))) => {
+                    place.woken = woken == 1;
                     return;
                 }
                 // The connection is gone, and our place will be if we do not ask for it.

@@ -16,6 +16,20 @@ const TRIGGERS: &str = include_str!("triggers.sql");
 /// A procedure goes by the mode that it was made in: too long a name is to be an error.
 const MODE: &str = "SET sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
 
+/// What the files write short.
+const WORDS: [(&str, &str); 5] = [
+    ("NAME_TEXT", "VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin"),
+    ("OWNER_TEXT", "VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
+    ("WORD_TEXT", "VARCHAR(20) CHARACTER SET ascii COLLATE ascii_bin"),
+    ("LONG_TEXT", "MEDIUMTEXT CHARACTER SET utf8mb4"),
+    ("ALL_OR_NOTHING;\n", include_str!("frame.sql")),
+];
+
+/// One of the files, in full.
+fn in_full(file: &str, prefix: &str) -> String {
+    prefixed(&WORDS.iter().fold(file.to_owned(), |sql, (word, meaning)| sql.replace(word, meaning)), prefix)
+}
+
 /// With the prefix of all names.
 pub fn prefixed(sql: &str, prefix: &str) -> String {
     sql.replace("dlock_", &format!("{prefix}_"))
@@ -24,7 +38,7 @@ pub fn prefixed(sql: &str, prefix: &str) -> String {
 /// As an administrator would run it, with the mysql client.
 pub fn script(settings: &Settings) -> String {
     let (prefix, database) = (&settings.prefix, &settings.database);
-    let all = prefixed(&[TABLES, PROCEDURES, TRIGGERS].concat(), prefix);
+    let all = in_full(&[TABLES, PROCEDURES, TRIGGERS].concat(), prefix);
     format!(
         "-- Run it with the mysql client; with --force if a part of it is there. Then, for each user that is to take part:\n\
          --   GRANT EXECUTE ON `{database}`.* TO user;\n\
@@ -44,7 +58,7 @@ pub async fn install(session: &mut Session, settings: &Settings) -> Result<()> {
 
 async fn make(session: &mut Session, settings: &Settings) -> Result<()> {
     for (part, triggers) in [(TABLES, false), (PROCEDURES, false), (TRIGGERS, true)] {
-        for statement in prefixed(part, &settings.prefix).split("\n//\n").filter(|text| !text.trim().is_empty()) {
+        for statement in in_full(part, &settings.prefix).split("\n//\n").filter(|text| !text.trim().is_empty()) {
             match session.query(statement).await {
                 Err(error) if exists_already(&error) || triggers && is_about_triggers(&error) => {}
                 Err(error) if is_not_allowed(&error) => return Err(not_allowed(session, settings, error).await),
@@ -97,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_name_has_the_prefix() {
-        let all = prefixed(&[TABLES, PROCEDURES, TRIGGERS].concat(), "other");
+        let all = in_full(&[TABLES, PROCEDURES, TRIGGERS].concat(), "other");
         assert!(!all.contains("dlock_"));
         for made in all.lines().filter(|line| line.starts_with("CREATE ")) {
             assert!(made.contains(" other_"), "{made}");

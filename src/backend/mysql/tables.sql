@@ -14,16 +14,16 @@
 -- for that row; in a Galera cluster only one of two such steps is certified, and the other fails with error 1213.
 
 CREATE TABLE IF NOT EXISTS dlock_locks (
-    name       VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY
+    name       NAME_TEXT NOT NULL PRIMARY KEY
                CHECK (name NOT REGEXP '[^A-Za-z0-9._:@+/-]|(^|/)[.]{0,2}(/|$)'),
     token      BIGINT NOT NULL, -- greater at every grant, whatever its mode; all other steps use some up
-    last_owner VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, -- who released last, and what:
-    last_token BIGINT                                                  -- answers a repeated release
+    last_owner OWNER_TEXT,      -- who released last, and what:
+    last_token BIGINT           -- answers a repeated release
 ) ENGINE = InnoDB
 //
 CREATE TABLE IF NOT EXISTS dlock_contenders (
-    name    VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    owner   VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL CHECK (owner <> ''),
+    name    NAME_TEXT NOT NULL,
+    owner   OWNER_TEXT NOT NULL CHECK (owner <> ''),
     ticket  BIGINT NOT NULL,                 -- the order of the queue
     mode    VARCHAR(9) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
             CHECK (mode IN ('exclusive', 'shared', 'slots')),
@@ -33,11 +33,11 @@ CREATE TABLE IF NOT EXISTS dlock_contenders (
     since   DATETIME(3) NOT NULL,            -- when it was granted, or began to wait; for people
     ttl     BIGINT NOT NULL CHECK (ttl > 0), -- microseconds, as all below
     expires BIGINT NOT NULL,
-    server  VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, -- whose clock `expires` is on
+    server  NAME_TEXT NOT NULL,              -- whose clock `expires` is on
     renewal BIGINT NOT NULL DEFAULT 0,       -- one more at every change of this row
     revoked TEXT CHARACTER SET utf8mb4,      -- why an operator wants it back
     kept    BOOLEAN NOT NULL DEFAULT FALSE,  -- released already, but kept from others until `expires`
-    who     MEDIUMTEXT CHARACTER SET utf8mb4 CHECK (LENGTH(who) < 100000),
+    who     LONG_TEXT CHECK (LENGTH(who) < 100000),
     session BIGINT,                          -- the connection that last spoke for this contender
     described LONGTEXT CHARACTER SET utf8mb4 AS (JSON_OBJECT(
         'owner', owner, 'who', IF(JSON_VALID(who), JSON_EXTRACT(who, '$'), NULL), 'mode', mode, 'slots', slots,
@@ -50,9 +50,9 @@ CREATE TABLE IF NOT EXISTS dlock_contenders (
 -- When the lease of a contender ends here, if another server wrote it, or this one before it was restarted: a whole ttl
 -- after it was first seen here as it is now. So no server relies on the clock of another.
 CREATE TABLE IF NOT EXISTS dlock_sightings (
-    name    VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    owner   VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-    server  VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name    NAME_TEXT NOT NULL,
+    owner   OWNER_TEXT NOT NULL,
+    server  NAME_TEXT NOT NULL,
     renewal BIGINT NOT NULL,
     expires BIGINT NOT NULL,
     PRIMARY KEY (name, owner, server)
@@ -60,14 +60,14 @@ CREATE TABLE IF NOT EXISTS dlock_sightings (
 //
 -- The last runs of a lock as JSON, one a line, newest first.
 CREATE TABLE IF NOT EXISTS dlock_history (
-    name         VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
-    runs         MEDIUMTEXT CHARACTER SET utf8mb4 NOT NULL,
+    name         NAME_TEXT NOT NULL PRIMARY KEY,
+    runs         LONG_TEXT NOT NULL,
     last_success DATETIME(3)
 ) ENGINE = InnoDB
 //
 -- The keys of `--once` with which a run has succeeded, hashed.
 CREATE TABLE IF NOT EXISTS dlock_successes (
-    name  VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name  NAME_TEXT NOT NULL,
     once  CHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     token BIGINT NOT NULL,
     PRIMARY KEY (name, once)
@@ -75,16 +75,16 @@ CREATE TABLE IF NOT EXISTS dlock_successes (
 //
 -- Why an operator freed a lock without waiting for its holder: for that holder, until a day later.
 CREATE TABLE IF NOT EXISTS dlock_force_released (
-    name   VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name   NAME_TEXT NOT NULL,
     token  BIGINT NOT NULL,
-    owner  VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    owner  OWNER_TEXT NOT NULL,
     reason TEXT CHARACTER SET utf8mb4 NOT NULL,
     at     DATETIME NOT NULL,
     PRIMARY KEY (name, token)
 ) ENGINE = InnoDB
 //
 CREATE TABLE IF NOT EXISTS dlock_fences (
-    resource VARCHAR(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+    resource OWNER_TEXT NOT NULL PRIMARY KEY,
     token    BIGINT NOT NULL,
     passed   BIGINT NOT NULL DEFAULT 0 -- how often; so each that passes writes the row, and Galera certifies them in order
 ) ENGINE = InnoDB

@@ -5,6 +5,7 @@ mod faults;
 mod replication;
 mod sql;
 mod tls;
+mod waiting;
 
 use crate::support::{Bed, Dlock, Log, Mysql, Running, until};
 

@@ -41,7 +41,7 @@ pub use witness::{Log, Run, overlaps, tokens_grow};
 pub use zookeeper::{ZooKeeperBed, ZooKeeperEnsemble, kazoo, kazoo_at, zookeeper_server};
 
 /// Every backend that the tests break, as reports list them.
-pub static PLACES: [&Place; 14] = [
+pub static PLACES: [&Place; 15] = [
     &file::FILE,
     &redis::REDIS,
     &redis::REDLOCK_3,
@@ -56,6 +56,7 @@ pub static PLACES: [&Place; 14] = [
     &redis::REPLICATED,
     &postgres::POSTGRES_PAIR,
     &mysql::MYSQL_PAIR,
+    &mysql::GALERA,
 ];
 
 /// A backend to test on. Many tests share its server, so each uses names of its own.

@@ -15,12 +15,13 @@ use super::{Bed, Clock, Daemon, free_port, server_home, until};
 use crate::matrix::{Fault, faults};
 
 pub struct Mysql {
-    dir: TempDir,
     port: u16,
     settings: Vec<String>,
     daemon: Mutex<Daemon>,
     clock: Option<Clock>,
     part: Part,
+    /// Dropped last: a server that ends with its test shows what it has logged.
+    dir: TempDir,
 }
 
 /// What a server is among others.
@@ -57,7 +58,7 @@ impl Mysql {
 
     fn launch(dir: TempDir, port: u16, settings: Vec<String>, clock: Option<Clock>, part: Part) -> Mysql {
         let daemon = Mutex::new(launch(dir.path(), port, &settings, clock.as_ref()));
-        Mysql { dir, port, settings, daemon, clock, part }
+        Mysql { port, settings, daemon, clock, part, dir }
     }
 
     /// A server, and a replica that it does not wait for.
@@ -92,12 +93,13 @@ impl Mysql {
         until("the replica to follow", || self.status("Slave_running") == "ON");
     }
 
-    /// A Galera cluster of three. All begin with the same data, so that none has to be copied from one to another.
+    /// A Galera cluster of three. All begin with the same data, so that none has to be copied from one to another. A node
+    /// that joins gets ready to be sent a copy all the same, on a port that would be the same for all.
     pub fn cluster() -> Vec<Mysql> {
-        let ports: Vec<[u16; 3]> = (0..3).map(|_| [free_port(), free_port(), free_port()]).collect();
-        let group = ports.iter().map(|[_, group, _]| format!("127.0.0.1:{group}")).collect::<Vec<_>>().join(",");
+        let ports: Vec<[u16; 4]> = (0..3).map(|_| std::array::from_fn(|_| free_port())).collect();
+        let group = ports.iter().map(|[_, group, ..]| format!("127.0.0.1:{group}")).collect::<Vec<_>>().join(",");
         let settings = |n: usize| -> Vec<String> {
-            let [_, listen, transfer] = ports[n];
+            let [_, listen, transfer, copy] = ports[n];
             let provider = format!(
                 "gcache.size=8M;gmcast.listen_addr=tcp://127.0.0.1:{listen};ist.recv_addr=127.0.0.1:{transfer};\
                  evs.keepalive_period=PT0.5S;evs.suspect_timeout=PT3S;evs.inactive_timeout=PT6S;\
@@ -112,6 +114,7 @@ impl Mysql {
                 format!("--wsrep-node-address=127.0.0.1:{listen}"),
                 format!("--wsrep-node-name=node{n}"),
                 "--wsrep-sst-method=rsync".to_owned(),
+                format!("--wsrep-sst-receive-address=127.0.0.1:{copy}"),
                 format!("--wsrep-provider-options={provider}"),
             ];
             more.to_vec()
@@ -149,7 +152,10 @@ impl Mysql {
 
     /// Until a node of a cluster takes part in it.
     pub fn await_ready(&self) {
-        until("a node to be ready", || self.status("wsrep_ready") == "ON");
+        until("a node to be ready", || {
+            assert!(!self.daemon.lock().unwrap().has_ended(), "a node has given up");
+            self.status("wsrep_ready") == "ON"
+        });
     }
 
     /// Cuts a node off from the others, or takes it back.
@@ -308,10 +314,12 @@ fn new_data() -> TempDir {
             assert!(made.status.success(), "{made:?}");
             return dir;
         }
+        // A server that starts removes what others have in its directory for temporary tables.
+        let temporary = format!("--tmpdir={}", dir.path().display());
         let mut install = as_account(Command::new("mariadb-install-db"));
-        install.args(["--no-defaults", &data, "--auth-root-authentication-method=normal", "--skip-test-db"]);
-        let made =
-            install.args(["--innodb-log-file-size=4M", "--innodb-flush-method=fsync"]).output().expect("see tests/run");
+        install.args(["--no-defaults", &data, &temporary, "--auth-root-authentication-method=normal"]);
+        install.args(["--skip-test-db", "--innodb-log-file-size=4M", "--innodb-flush-method=fsync"]);
+        let made = install.output().expect("see tests/run");
         assert!(made.status.success(), "{made:?}");
         let created = as_account(Command::new("mkdir")).arg(dir.path().join("data/jobs")).status().unwrap();
         assert!(created.success());
@@ -380,12 +388,18 @@ impl Server for Mysql {
         words.iter().map(|sql| self.try_sql(sql).unwrap_or_else(|error| error)).collect()
     }
 
+    /// Every node of a cluster does as long as it takes part in it; dlock uses the first.
     fn leads(&self) -> bool {
-        self.try_sql("SELECT @@read_only") == Ok("0".to_owned())
+        match self.part {
+            Part::Alone => self.try_sql("SELECT @@read_only") == Ok("0".to_owned()),
+            Part::Node => self.status("wsrep_ready") == "ON",
+        }
     }
 
     fn promote(&self) {
-        self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+        if self.part == Part::Alone {
+            self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+        }
     }
 
     fn set_clock_ahead(&self, seconds: i64) {
@@ -474,6 +488,22 @@ pub static MYSQL_PAIR: Place = Place {
     expect: &[],
     exit_codes: &[(Fault::FollowerKilled, &[79])],
     short: &[&[Fault::LeaderKilled, Fault::FollowerKilled]],
+    covered: false,
+    urls: &[],
+    ..MYSQL
+};
+
+/// Three nodes that are one server: a grant counts when a majority has certified it, whichever node was asked.
+pub static GALERA: Place = Place {
+    name: "galera, 3 nodes",
+    hosts: 3,
+    start: |_| Started::of(Mysql::cluster().into_iter().map(|node| Box::new(node) as Box<dyn Server>).collect()),
+    leader: Leader::Elected,
+    late: 32,
+    faults: &[faults::ANYWHERE, faults::PATHS, faults::SERVERS, faults::ELECTIONS],
+    expect: &[],
+    exit_codes: &[],
+    short: &[],
     covered: false,
     urls: &[],
     ..MYSQL

@@ -15,10 +15,11 @@ use super::{Bed, Clock, Daemon, children_of, free_port, server_home, until};
 use crate::matrix::{Fault, faults};
 
 pub struct Postgres {
-    dir: TempDir,
     port: u16,
     daemon: Mutex<Daemon>,
     clock: Option<Clock>,
+    /// Dropped last: a server that ends with its test shows what it has logged.
+    dir: TempDir,
 }
 
 impl Postgres {
@@ -70,7 +71,7 @@ impl Postgres {
             format!("port={port}\nunix_socket_directories='{socket}'\nfsync=off\ndynamic_shared_memory_type=mmap\n");
         append(&dir.path().join("data/postgresql.conf"), &(fixed + &settings.join("\n") + "\n"));
         let daemon = Mutex::new(launch(dir.path(), clock.as_ref()));
-        let server = Postgres { dir, port, daemon, clock };
+        let server = Postgres { port, daemon, clock, dir };
         server.await_answer();
         server
     }
