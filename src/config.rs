@@ -211,17 +211,6 @@ impl Layers {
         self.file.iter().flat_map(|file| file.profiles.keys().cloned()).collect()
     }
 
-    /// The backend that was chosen, if any was.
-    pub fn address(&mut self) -> Result<Option<Address>> {
-        let Some((text, source)) = self.find("backend", &self.typed.backend)? else { return Ok(None) };
-        let address = match &self.profile {
-            Some((_, profile)) => profile.address.clone(),
-            None => Address::parse(&text).with_context(|| source.place("backend"))?,
-        };
-        self.explained.push(Explained { key: "backend", value: address.to_string(), source });
-        Ok(Some(address))
-    }
-
     /// A setting's value from the strongest layer that has it, or its default; noted down for `--explain`.
     pub fn value<T>(&mut self, key: Key, flag: &Option<String>, parse: Parse<T>, default: &str) -> Result<T> {
         self.option(key, flag, parse, default)?.map_or_else(|| parse(default), Ok)
@@ -247,7 +236,17 @@ impl Layers {
     /// The backend that was chosen, else local files.
     pub fn service(&mut self, timing: Option<LeaseTiming>) -> Result<Service> {
         const LATER_ANSWERS: Duration = Duration::from_secs(2);
-        let address = self.address().transpose().unwrap_or_else(file_default_address)?;
+        let address = match (self.find("backend", &self.typed.backend)?, &self.profile) {
+            (None, _) => file_default_address()?,
+            (Some((text, source)), profile) => {
+                let address = match profile {
+                    Some((_, profile)) => profile.address.clone(),
+                    None => Address::parse(&text).with_context(|| source.place("backend"))?,
+                };
+                self.explained.push(Explained { key: "backend", value: address.to_string(), source });
+                address
+            }
+        };
         let typed = self.typed.connect_timeout.clone();
         let connect = self.value("connect-timeout", &typed, values::duration, "5s")?;
         let connect = connect.max(Duration::from_millis(1));

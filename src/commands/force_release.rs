@@ -16,37 +16,28 @@ use crate::report::{NobodyReads, describe, escape, print};
 /// More than that is read by nobody, and some backends keep less than others.
 const LONGEST_REASON: usize = 500;
 
-struct Order {
-    name: LockName,
-    now: bool,
-    yes: bool,
-    token: Option<Token>,
-    reason: Option<String>,
-}
-
-pub fn force_release(args: ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
+pub fn force_release(args: &ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
     let token = flag("--token", &args.token, values::token)?;
     let service = layers.service(None)?;
-    let name = values::lock("force-release", &args.named)?;
-    let order = &Order { name, now: args.now, yes: args.yes, token, reason: args.reason };
+    let name = &values::lock("force-release", &args.named)?;
     let patience = service.patience.connect;
     let mut backend = service.open()?;
     block_on(async {
-        let state = within(patience, backend.inspect(&order.name)).await?;
+        let state = within(patience, backend.inspect(name)).await?;
         if state.holders.is_empty() {
-            say(format!("{}: nobody holds it", order.name))?;
+            say(format!("{name}: nobody holds it"))?;
             return Ok(Exit::OK);
         }
-        let holders = chosen(order, &state)?;
-        if !confirmed(order, &state, &holders)? {
-            say(format!("{}: not released", order.name))?;
+        let holders = chosen(&state, token)?;
+        if !confirmed(args, &state, &holders)? {
+            say(format!("{name}: not released"))?;
             return Ok(Exit::OK);
         }
-        let reason = signed(order.reason.as_deref().unwrap_or("no reason given"))?;
-        let how = if order.now { Revoke::Now { reason } } else { Revoke::Safely { reason } };
+        let reason = signed(args.reason.as_deref().unwrap_or("no reason given"))?;
+        let how = if args.now { Revoke::Now { reason } } else { Revoke::Safely { reason } };
         for holder in holders {
-            let revoked = within(patience, backend.revoke(&order.name, holder, &how)).await?;
-            tell(order, holder, revoked)?;
+            let revoked = within(patience, backend.revoke(name, holder, &how)).await?;
+            tell(args, name, holder, revoked)?;
         }
         Ok(Exit::OK)
     })
@@ -61,21 +52,21 @@ fn signed(reason: &str) -> Result<String> {
 }
 
 /// The holders that are meant: all, or the one with the token that was named.
-fn chosen<'a>(order: &Order, state: &'a LockState) -> Result<Vec<&'a Holder>> {
-    let meant = |holder: &&Holder| order.token.is_none() || holder.fencing_token == order.token;
+fn chosen(state: &LockState, token: Option<Token>) -> Result<Vec<&Holder>> {
+    let meant = |holder: &&Holder| token.is_none() || holder.fencing_token == token;
     let holders: Vec<_> = state.holders.iter().filter(meant).collect();
-    match order.token {
+    match token {
         Some(token) if holders.is_empty() => Err(Fault::NotOurs.because(format_args!(
             "{}: no holder has the token {token} (any more); it is held by {}",
-            order.name,
+            state.name,
             state.holders.iter().map(who).collect::<Vec<_>>().join(", "),
         ))),
         _ => Ok(holders),
     }
 }
 
-fn confirmed(order: &Order, state: &LockState, holders: &[&Holder]) -> Result<bool> {
-    if order.yes {
+fn confirmed(args: &ForceReleaseArgs, state: &LockState, holders: &[&Holder]) -> Result<bool> {
+    if args.yes {
         return Ok(true);
     }
     if !std::io::stdin().is_terminal() {
@@ -84,10 +75,10 @@ fn confirmed(order: &Order, state: &LockState, holders: &[&Holder]) -> Result<bo
     // Where the question is asked, and not where the outcome may be piped to.
     let mut terminal = std::io::stderr();
     for holder in holders {
-        writeln!(terminal, "{}", escape(format_args!("{}: held by {}", order.name, who(holder))))?;
+        writeln!(terminal, "{}", escape(format_args!("{}: held by {}", state.name, who(holder))))?;
     }
     let waiting = state.waiters.len();
-    let effect = if order.now {
+    let effect = if args.now {
         "Free it at once, while the command may still run"
     } else {
         "Ask the holder to stop and release it"
@@ -100,8 +91,8 @@ fn confirmed(order: &Order, state: &LockState, holders: &[&Holder]) -> Result<bo
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn tell(order: &Order, holder: &Holder, revoked: Revoked) -> Result<()> {
-    let (name, who) = (&order.name, who(holder));
+fn tell(args: &ForceReleaseArgs, name: &LockName, holder: &Holder, revoked: Revoked) -> Result<()> {
+    let who = who(holder);
     match revoked {
         Revoked::Marked => say(format!(
             "{name}: asked {who} to stop; the next waiter gets the lock when that command has ended, or when its lease ends"
@@ -112,7 +103,7 @@ fn tell(order: &Order, holder: &Holder, revoked: Revoked) -> Result<()> {
                 false => "its command may still run for a moment beside the next one",
                 true => "that program is not dlock and is not told: it runs on, beside the next one",
             };
-            let unheard = match &order.reason {
+            let unheard = match &args.reason {
                 Some(_) if foreign => "; the reason is only kept for status --json",
                 _ => "",
             };

@@ -37,7 +37,7 @@ pub fn dispatch(verb: Verb) -> Exit {
         Verb::History(args) => with(args.common.clone(), |layers, _| history::history(args, layers)),
         Verb::Check(args) => with(args.common.clone(), |layers, _| check::check(&args, layers)),
         Verb::Forget(args) => with(args.common.clone(), |layers, _| history::forget(args, layers)),
-        Verb::ForceRelease(args) => with(args.common.clone(), |layers, _| force_release::force_release(args, layers)),
+        Verb::ForceRelease(args) => with(args.common.clone(), |layers, _| force_release::force_release(&args, layers)),
         Verb::Acquire(args) => with(args.common.clone(), |layers, voice| acquire::acquire(args, layers, voice)),
         Verb::Renew(args) => with(args.common.clone(), |layers, _| acquire::renew(args, layers)),
         Verb::Release(args) => with(args.common.clone(), |layers, _| acquire::release(args, layers)),

@@ -21,6 +21,7 @@ pub enum Level {
 }
 
 pub const WAITING: &str = "waiting";
+const SOMEBODY: &str = "somebody else holds it or was first";
 
 #[derive(Debug)]
 pub struct Event {
@@ -86,10 +87,7 @@ impl Event {
     }
 
     pub fn waiting(holder: Option<&Holder>, ahead: Option<usize>, waited: Duration) -> Event {
-        let who = match holder {
-            Some(holder) => format!(", held by {}", describe(holder)),
-            None => ": somebody else holds it or was first".into(),
-        };
+        let who = holder.map_or_else(|| format!(": {SOMEBODY}"), |holder| format!(", held by {}", describe(holder)));
         info(WAITING, format!("waiting for {}{who}{}", rounded(waited), place(ahead)))
             .with("holder", json!(holder))
             .with("ahead", json!(ahead))
@@ -97,8 +95,7 @@ impl Event {
     }
 
     pub fn busy(holder: Option<&Holder>) -> Event {
-        let who = holder.map(|holder| format!("held by {}", describe(holder)));
-        let who = who.unwrap_or_else(|| "somebody else holds it or was first".into());
+        let who = holder.map_or_else(|| SOMEBODY.into(), |holder| format!("held by {}", describe(holder)));
         warning("busy", format!("not acquired: {who}")).with("holder", json!(holder))
     }
 
