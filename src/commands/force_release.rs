@@ -95,7 +95,7 @@ fn tell(args: &ForceReleaseArgs, name: &LockName, holder: &Holder, revoked: Revo
     let who = who(holder);
     match revoked {
         Revoked::Marked => say(format!(
-            "{name}: asked {who} to stop; the next waiter gets the lock when that command has ended, or when its lease ends"
+            "{name}: asked the holder to stop: {who}; the next waiter gets the lock when that command or its lease has ended"
         )),
         Revoked::Freed => {
             let foreign = holder.owner.is_none() || holder.command.is_none();
@@ -107,9 +107,9 @@ fn tell(args: &ForceReleaseArgs, name: &LockName, holder: &Holder, revoked: Revo
                 Some(_) if foreign => "; the reason is only kept for status --json",
                 _ => "",
             };
-            say(format!("{name}: taken from {who}; {beside}{unheard}"))
+            say(format!("{name}: taken from its holder: {who}; {beside}{unheard}"))
         }
-        Revoked::NotHeld => say(format!("{name}: {who} does not hold it any more")),
+        Revoked::NotHeld => say(format!("{name}: not held any more by {who}")),
         Revoked::Impossible(why) => Err(Fault::Refused.because(format_args!("{name}: {why}"))),
     }
 }
