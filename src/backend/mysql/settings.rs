@@ -119,7 +119,8 @@ fn encryption(address: &Address, file: &OptionFile, host: &str) -> Result<(SslOp
         // The roots that the library brings along are only there because it does not go without any.
         tls = tls.with_danger_accept_invalid_certs(true).with_danger_skip_domain_validation(true);
     } else {
-        // It checks the name with the signature, so that verify-ca is no less than verify-full.
+        // The library checks the name with the signature, so that verify-ca is no less than verify-full: what skips the
+        // name looks for words in rustls's error that rustls does not say any more.
         tls = tls.with_disable_built_in_roots(true).with_root_certs(match roots {
             Some(file) => {
                 tls::roots(Some(&file))?;
