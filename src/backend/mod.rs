@@ -9,8 +9,6 @@
 //! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
 
 mod address;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
-pub mod described;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
@@ -24,6 +22,8 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "redis")]
 pub mod redlock;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub mod sql;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod sslmode;
 #[cfg(feature = "net")]

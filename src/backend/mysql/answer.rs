@@ -1,4 +1,4 @@
-//! What the procedures answer, as values: the only place that knows their words.
+//! What the procedures answer, as values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,33 +7,8 @@ use anyhow::{Context, Result, bail};
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 
-use crate::backend::described::{contender, run};
-use crate::backend::{Forgotten, Reheld, Released, Renewal, Revoked};
-use crate::lock::{Contender, Grant, History, LastRun, LockState, Token};
-
-/// What `dlock_ask` says.
-pub enum Acquired {
-    Granted {
-        token: Token,
-        slot: Option<u32>,
-    },
-    Busy(Queued),
-    /// In use by this contender with another number of slots.
-    OtherSlots(Contender),
-    AlreadyRan,
-}
-
-pub struct Queued {
-    pub holder: Option<Contender>,
-    /// Waiters before us.
-    pub ahead: usize,
-    /// Until the first lease before us ends.
-    pub next_end: Duration,
-    /// Whose wake-up lock to wait for, if there is one and we may.
-    pub behind: Option<i64>,
-    /// How many waiters may stay connected.
-    pub room: usize,
-}
+use crate::backend::sql::{Acquired, Outcome, Queued, contender, history, run};
+use crate::lock::{Contender, LastRun, LockState, Token};
 
 /// A column by its name; null is `None` where the type has room for it.
 pub fn get<T: FromValue>(row: &Row, column: &str) -> Result<T> {
@@ -63,61 +38,10 @@ pub fn acquired(row: &Row) -> Result<(i32, Acquired)> {
     Ok((get(row, "version")?, answer))
 }
 
-fn outcome(row: &Row) -> Result<String> {
-    get(row, "outcome")
-}
-
-fn reason(row: &Row) -> Result<String> {
-    Ok(get::<Option<String>>(row, "reason")?.unwrap_or_default())
-}
-
-/// `held` is the lease as it is if it was renewed.
-pub fn renewed(row: &Row, held: Grant) -> Result<Renewal> {
-    Ok(match outcome(row)?.as_str() {
-        "held" => Renewal::Held(held),
-        "revoked" => Renewal::Revoked(reason(row)?),
-        "force released" => Renewal::ForceReleased(reason(row)?),
-        "lost" => Renewal::Lost(reason(row)?),
-        other => bail!("dlock_extend says {other:?}"),
-    })
-}
-
-pub fn released(row: &Row) -> Result<Released> {
-    Ok(match outcome(row)?.as_str() {
-        "done" => Released::Done,
-        "not ours" => Released::NotOurs,
-        "force released" => Released::ForceReleased(reason(row)?),
-        other => bail!("dlock_end says {other:?}"),
-    })
-}
-
-pub fn reheld(row: &Row) -> Result<Reheld> {
-    Ok(match outcome(row)?.as_str() {
-        "done" => Reheld::Done,
-        "not held" => Reheld::NotOurs,
-        "force released" => Reheld::ForceReleased(reason(row)?),
-        "revoked" => Reheld::Revoked(reason(row)?),
-        "running" => Reheld::Running,
-        other => bail!("dlock_rehold says {other:?}"),
-    })
-}
-
-pub fn revoked(row: &Row) -> Result<Revoked> {
-    Ok(match outcome(row)?.as_str() {
-        "marked" => Revoked::Marked,
-        "freed" => Revoked::Freed,
-        "not held" => Revoked::NotHeld,
-        other => bail!("dlock_revoke says {other:?}"),
-    })
-}
-
-pub fn forgotten(row: &Row) -> Result<Forgotten> {
-    Ok(match outcome(row)?.as_str() {
-        "done" => Forgotten::Done,
-        "nothing" => Forgotten::Nothing,
-        "in use" => Forgotten::InUse,
-        other => bail!("dlock_forget says {other:?}"),
-    })
+/// Of a procedure that says why, or of one that has nothing to add.
+pub fn outcome(row: &Row) -> Result<Outcome> {
+    let reason = row.get_opt::<Option<String>, _>("reason").and_then(Result::ok).flatten();
+    Ok(Outcome { word: get(row, "outcome")?, reason: reason.unwrap_or_default() })
 }
 
 /// What `dlock_status` says of each lock: its record, then its contenders.
@@ -155,7 +79,6 @@ fn state(name: &str, lock: &Row, queue: &[&Row]) -> Result<LockState> {
     let earlier = earlier.unwrap_or_default();
     runs.extend(earlier.lines().filter_map(|line| serde_json::from_str(line).ok()).filter_map(run));
     let succeeded: Option<String> = get(lock, "last_success")?;
-    let last_success_at = succeeded.and_then(|at| humantime::parse_rfc3339(&at).ok());
-    let history = History { runs, last_success_at };
+    let history = history(runs, succeeded.as_deref());
     Ok(LockState::of(name.parse()?, "mysql", holders, waiters, history))
 }

@@ -10,12 +10,10 @@ use super::errors::{explain, has_no_connection_left, is_missing, is_worth_repeat
 use super::schema;
 use super::session::Session;
 use super::settings::Settings;
+use crate::backend::sql::connected;
 use crate::backend::{Address, Patience};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-
-/// How long to step back when the server has no connection left.
-const STEP_BACK: Duration = Duration::from_millis(100);
 
 /// How long to step aside at the most after a deadlock.
 const STEP_ASIDE: Duration = Duration::from_millis(20);
@@ -90,11 +88,6 @@ impl Client {
         answer
     }
 
-    /// Whether a schema of this version is one that we can talk to.
-    pub fn check_version(&self, version: i32) -> Result<()> {
-        schema::check(version)
-    }
-
     /// Calls what has to be there, and makes it if it is not.
     pub async fn call_installed(&mut self, sql: &str) -> Result<Answer> {
         if let Some(answer) = self.call(sql).await? {
@@ -141,15 +134,6 @@ impl Client {
         if let Some(session) = self.session.take() {
             return Ok(session);
         }
-        // Many that begin in the same second may all want a connection, and few need it for long.
-        let patient_until = clock::now() + self.patience.connect / 2;
-        loop {
-            match Session::open(&self.settings.servers).await {
-                Err(error) if has_no_connection_left(&error) && !patient_until.has_passed() => {
-                    tokio::time::sleep(STEP_BACK).await;
-                }
-                opened => return opened,
-            }
-        }
+        connected(self.patience, has_no_connection_left, async || Session::open(&self.settings.servers).await).await
     }
 }

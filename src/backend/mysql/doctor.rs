@@ -1,14 +1,12 @@
 //! What `dlock doctor` should know about a server: whatever could undo a grant, or keep us from renewing.
 
 use std::collections::BTreeMap;
-use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result};
 
 use super::answer::get;
 use super::client::Client;
-use crate::backend::{Checkup, Finding};
-use crate::clock;
+use crate::backend::{Checkup, Finding, sql};
 
 /// What any user can ask. The settings that not every server has are asked for by their names.
 const SQL: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS clock, CONNECTION_ID() AS connection;
@@ -22,9 +20,9 @@ const SQL: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) A
         WHERE TRIGGER_SCHEMA = DATABASE() AND TRIGGER_NAME LIKE 'dlock!_%' ESCAPE '!'";
 
 pub async fn examine(client: &mut Client) -> Result<Checkup> {
-    let before = micros();
+    let before = sql::micros();
     let answer = client.call(SQL).await?.context("dlock's tables are gone again")?;
-    let ours = i64::midpoint(before, micros());
+    let ours = i64::midpoint(before, sql::micros());
     let row = answer.row()?;
     let server = Server::read(answer.results.get(1..4).context("the server did not tell its settings")?)?;
     let findings = vec![
@@ -37,10 +35,6 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
         by_hand(answer.results.get(4).and_then(|rows| rows.first()).map(|row| get(row, "triggers")).transpose()?),
     ];
     Ok(Checkup { findings, clock_offset_us: Some(get::<i64>(row, "clock")? - ours) })
-}
-
-fn micros() -> i64 {
-    clock::wall().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
 }
 
 /// Variables and status, by their names in lower case.
@@ -56,7 +50,7 @@ impl Server {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    fn number(&self, name: &str) -> u64 {
+    fn number(&self, name: &str) -> i64 {
         self.get(name).parse().unwrap_or(0)
     }
 
@@ -79,18 +73,11 @@ impl Server {
         const CHECK: &str = "mysql-durability";
         let off = match (self.get("innodb_flush_log_at_trx_commit"), self.get("log_bin"), self.get("sync_binlog")) {
             _ if self.is_cluster() => return Finding::fine(CHECK, "a commit is on every node of the cluster"),
-            ("1" | "3", "OFF", _) | ("1" | "3", _, "1") => {
-                return Finding::fine(CHECK, "a commit survives a crash of the machine");
-            }
-            ("1" | "3", _, often) => format!("sync_binlog is {often}, not 1"),
-            (often, _, _) => format!("innodb_flush_log_at_trx_commit is {often}, not 1"),
+            ("1" | "3", "OFF", _) | ("1" | "3", _, "1") => None,
+            ("1" | "3", _, often) => Some(format!("sync_binlog is {often}, not 1")),
+            (often, _, _) => Some(format!("innodb_flush_log_at_trx_commit is {often}, not 1")),
         };
-        Finding::weak(
-            CHECK,
-            off,
-            "a crash of the machine can undo a grant, and let a second holder in",
-            "set it to 1 in the server's configuration",
-        )
+        sql::durability(CHECK, off, "set it to 1 in the server's configuration")
     }
 
     fn replicas(&self) -> Finding {
@@ -139,31 +126,12 @@ impl Server {
     }
 
     fn connections(&self) -> Finding {
-        const CHECK: &str = "mysql-connections";
         let (used, usable) = (self.number("threads_connected"), self.number("max_connections"));
-        let what = format!("{used} of {usable} connections are in use");
-        if used * 10 < usable * 9 {
-            return Finding::fine(CHECK, what);
-        }
-        Finding::weak(
-            CHECK,
-            what,
-            "a holder whose connection breaks cannot renew without another",
-            "raise max_connections",
-        )
+        sql::connections("mysql-connections", used, usable, "raise max_connections")
     }
 
     fn privacy(&self, stays_here: bool) -> Finding {
-        const CHECK: &str = "mysql-tls";
-        if stays_here || !self.get("ssl_cipher").is_empty() {
-            return Finding::fine(CHECK, "the connection is encrypted, or does not leave this machine");
-        }
-        Finding::weak(
-            CHECK,
-            "the connection is not encrypted",
-            "whoever can listen on the network can take the lock away, or let a second holder in",
-            "use sslmode=verify-full",
-        )
+        sql::privacy("mysql-tls", stays_here || !self.get("ssl_cipher").is_empty())
     }
 }
 

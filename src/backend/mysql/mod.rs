@@ -35,7 +35,7 @@ use super::{
 };
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 
-use answer::get;
+use answer::{get, outcome};
 use client::Client;
 use recipe::Place;
 pub use settings::PARAMETERS;
@@ -147,7 +147,7 @@ impl Backend for Mysql {
             return Ok(Renewal::Lost("dlock's tables are gone, or are another version's".to_owned()));
         };
         self.watch(lease);
-        answer::renewed(answer.row()?, Grant { from: answer.from, ..lease.grant })
+        outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -169,13 +169,13 @@ impl Backend for Mysql {
             ],
         );
         let answer = self.client.call_and_quit(&sql).await?;
-        answer.map_or(Ok(Released::NotOurs), |answer| answer::released(answer.row()?))
+        answer.map_or(Ok(Released::NotOurs), |answer| outcome(answer.row()?)?.released())
     }
 
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         let with = [text(name.as_str()), text(owner.as_str()), ttl.as_micros().to_string()];
         let answer = self.client.call_and_quit(&call("dlock_rehold", &with)).await?;
-        answer.map_or(Ok(Reheld::NotOurs), |answer| answer::reheld(answer.row()?))
+        answer.map_or(Ok(Reheld::NotOurs), |answer| outcome(answer.row()?)?.reheld())
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -194,7 +194,7 @@ impl Backend for Mysql {
         };
         let sql = call("dlock_forget", &[text(name.as_str()), optional(once)]);
         let answer = self.client.call_and_quit(&sql).await?;
-        answer.map_or(Ok(Forgotten::Nothing), |answer| answer::forgotten(answer.row()?))
+        answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {
@@ -226,6 +226,6 @@ impl Backend for Mysql {
         let run = text(&LastRun::cut_short(from, reason).to_json());
         let with = [text(name.as_str()), text(owner), token.to_string(), text(reason), now.to_string(), run];
         let answer = self.client.call_and_quit(&call("dlock_revoke", &with)).await?;
-        answer.map_or(Ok(Revoked::NotHeld), |answer| answer::revoked(answer.row()?))
+        answer.map_or(Ok(Revoked::NotHeld), |answer| outcome(answer.row()?)?.revoked())
     }
 }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use mysql_async::{ClientIdentity, OptsBuilder, SslOpts};
 
 use super::option_file::OptionFile;
+use crate::backend::sql::{is_on, plain_name};
 use crate::backend::sslmode::{Check, Encryption, is_local, os_user, sslmode};
 use crate::backend::{Address, Host, tls};
 use crate::exit::Fault;
@@ -51,25 +52,12 @@ impl Settings {
             database.or_else(|| file.get("database")).context("which database? Name one: mysql://HOST/DATABASE")?;
         let plain = |c: char| !c.is_control() && !matches!(c, '`' | '/' | '\\');
         ensure!(database.len() <= 64 && database.chars().all(plain), "{database:?} is not the name of a database");
-        let wakes_up = match address.param("wake-up") {
-            None | Some("on") => true,
-            Some("off") => false,
-            Some(other) => anyhow::bail!("wake-up is on or off, not {other:?}"),
-        };
+        let wakes_up = is_on(address, "wake-up")?;
         let hosts = hosts(address, &file)?;
         let servers = hosts.iter().map(|host| server(address, &file, &database, host)).collect::<Result<_>>()?;
-        Ok(Settings { servers, database, prefix: prefix(address.param("prefix").unwrap_or("dlock"))?, wakes_up })
+        let prefix = plain_name(address.param("prefix").unwrap_or("dlock"), "begins the names of tables")?;
+        Ok(Settings { servers, database, prefix, wakes_up })
     }
-}
-
-/// A beginning of names that need no quotes anywhere.
-fn prefix(name: &str) -> Result<String> {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    ensure!(
-        (1..=32).contains(&name.len()) && name.chars().all(plain) && !name.starts_with(|c: char| c.is_ascii_digit()),
-        "prefix begins the names of tables: up to 32 of a-z 0-9 _, no digit first, not {name:?}"
-    );
-    Ok(name.to_owned())
 }
 
 /// A host that begins with a / is a socket, as for PostgreSQL. Without one, the option file's, else the usual socket.
@@ -131,7 +119,8 @@ fn encryption(address: &Address, file: &OptionFile, host: &str) -> Result<(SslOp
         // The roots that the library brings along are only there because it does not go without any.
         tls = tls.with_danger_accept_invalid_certs(true).with_danger_skip_domain_validation(true);
     } else {
-        // It checks the name with the signature, so that verify-ca is no less than verify-full.
+        // The library checks the name with the signature, so that verify-ca is no less than verify-full: what skips the
+        // name looks for words in rustls's error that rustls does not say any more.
         tls = tls.with_disable_built_in_roots(true).with_root_certs(match roots {
             Some(file) => {
                 tls::roots(Some(&file))?;

@@ -1,4 +1,4 @@
-//! What the functions of the schema answer, as values: the only place that knows their words.
+//! What the functions of the schema answer, as values.
 
 use std::time::Duration;
 
@@ -7,34 +7,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio_postgres::Row;
 
-use crate::backend::described::{Described, contender, run};
-use crate::backend::{Forgotten, Reheld, Renewal, Revoked};
-use crate::lock::{Contender, Grant, History, LockState, Token};
+use crate::backend::sql::{Acquired, Described, Outcome, Queued, contender, history, run};
+use crate::lock::{Contender, LockState, Token};
 
-/// What `dlock.acquire` says, in the order of [`ACQUIRED`].
-pub enum Acquired {
-    Granted {
-        token: Token,
-        slot: Option<u32>,
-    },
-    Busy(Queued),
-    /// In use by this contender with another number of slots.
-    OtherSlots(Contender),
-    AlreadyRan,
-}
-
-pub struct Queued {
-    pub holder: Option<Contender>,
-    /// Waiters before us.
-    pub ahead: usize,
-    /// Until the first lease before us ends.
-    pub next_end: Duration,
-    /// Whose wake-up lock to wait for, if there is one and we may.
-    pub behind: Option<i64>,
-    /// How many waiters may stay connected.
-    pub room: usize,
-}
-
+/// What of it [`acquired`] reads, in this order.
 pub const ACQUIRED: &str =
     "outcome, token, slot, holder::text, ahead, date_part('epoch', next_end), behind, room, version";
 
@@ -60,48 +36,10 @@ pub fn acquired(row: &Row) -> Result<(i32, Acquired)> {
     Ok((row.try_get(8)?, answer))
 }
 
-fn reason(row: &Row) -> Result<String> {
-    Ok(row.try_get::<_, Option<String>>(1)?.unwrap_or_default())
-}
-
-/// `held` is the lease as it is if it was renewed.
-pub fn renewed(row: &Row, held: Grant) -> Result<Renewal> {
-    Ok(match row.try_get(0)? {
-        "held" => Renewal::Held(held),
-        "revoked" => Renewal::Revoked(reason(row)?),
-        "force released" => Renewal::ForceReleased(reason(row)?),
-        "lost" => Renewal::Lost(reason(row)?),
-        other => bail!("dlock.renew says {other:?}"),
-    })
-}
-
-pub fn reheld(row: &Row) -> Result<Reheld> {
-    Ok(match row.try_get(0)? {
-        "done" => Reheld::Done,
-        "not held" => Reheld::NotOurs,
-        "force released" => Reheld::ForceReleased(reason(row)?),
-        "revoked" => Reheld::Revoked(reason(row)?),
-        "running" => Reheld::Running,
-        other => bail!("dlock.rehold says {other:?}"),
-    })
-}
-
-pub fn revoked(row: &Row) -> Result<Revoked> {
-    Ok(match row.try_get(0)? {
-        "marked" => Revoked::Marked,
-        "freed" => Revoked::Freed,
-        "not held" => Revoked::NotHeld,
-        other => bail!("dlock.revoke says {other:?}"),
-    })
-}
-
-pub fn forgotten(row: &Row) -> Result<Forgotten> {
-    Ok(match row.try_get(0)? {
-        "done" => Forgotten::Done,
-        "nothing" => Forgotten::Nothing,
-        "in use" => Forgotten::InUse,
-        other => bail!("dlock.forget says {other:?}"),
-    })
+/// Of a function that says why, or of one that has nothing to add.
+pub fn outcome(row: &Row) -> Result<Outcome> {
+    let reason = if row.len() > 1 { row.try_get::<_, Option<String>>(1)? } else { None };
+    Ok(Outcome { word: row.try_get(0)?, reason: reason.unwrap_or_default() })
 }
 
 /// Reads what `dlock.status` says.
@@ -119,8 +57,6 @@ pub fn state(json: &str) -> Result<LockState> {
     let all = status.contenders.into_iter().map(Contender::from);
     let (holders, waiters) = all.partition(|one| one.token.is_some());
     let runs = status.vanished.into_iter().chain(status.last_run).chain(status.earlier);
-    let runs = runs.filter_map(run).collect();
-    let last_success_at = status.last_success_at.and_then(|at| humantime::parse_rfc3339(&at).ok());
-    let history = History { runs, last_success_at };
+    let history = history(runs.filter_map(run).collect(), status.last_success_at.as_deref());
     Ok(LockState::of(status.name.parse()?, "postgres", holders, waiters, history))
 }

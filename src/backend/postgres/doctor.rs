@@ -1,12 +1,9 @@
 //! What `dlock doctor` should know about a server: whatever could undo a grant, or keep us from renewing.
 
-use std::time::UNIX_EPOCH;
-
 use anyhow::{Context, Result};
 
 use super::session::Client;
-use crate::backend::{Checkup, Finding};
-use crate::clock;
+use crate::backend::{Checkup, Finding, sql};
 
 /// What a role without further privileges can ask.
 const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), current_setting('fsync') = 'on',
@@ -19,9 +16,9 @@ const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), cu
     (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_backend_pid()";
 
 pub async fn examine(client: &mut Client) -> Result<Checkup> {
-    let before = micros();
+    let before = sql::micros();
     let answer = client.call(SQL, &[]).await?.context("the schema is gone again")?;
-    let ours = i64::midpoint(before, micros());
+    let ours = i64::midpoint(before, sql::micros());
     let row = answer.row()?;
     let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
     // A pooler calls the process that serves us by another number.
@@ -31,29 +28,19 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
         durability(row.try_get(2)?, row.try_get(3)?),
         standbys(row.try_get(4)?, row.try_get(5)?),
         connections(row.try_get(6)?, row.try_get(7)?),
-        privacy(row.try_get(8)?),
+        sql::privacy("postgres-tls", row.try_get(8)?),
         pooler(pooled, client.channel().is_some()),
     ];
     Ok(Checkup { findings, clock_offset_us: Some(row.try_get::<_, i64>(9)? - ours) })
 }
 
-fn micros() -> i64 {
-    clock::wall().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-}
-
 fn durability(fsync: bool, full_page_writes: bool) -> Finding {
-    const CHECK: &str = "postgres-durability";
     let off = match (fsync, full_page_writes) {
-        (true, true) => return Finding::fine(CHECK, "a commit survives a crash of the machine"),
-        (false, _) => "fsync is off",
-        (true, false) => "full_page_writes is off",
+        (true, true) => None,
+        (false, _) => Some("fsync is off".to_owned()),
+        (true, false) => Some("full_page_writes is off".to_owned()),
     };
-    Finding::weak(
-        CHECK,
-        off,
-        "a crash of the machine can undo a grant, and let a second holder in",
-        "turn it on in postgresql.conf",
-    )
+    sql::durability("postgres-durability", off, "turn it on in postgresql.conf")
 }
 
 fn standbys(count: i64, synchronous: bool) -> Finding {
@@ -71,17 +58,7 @@ fn standbys(count: i64, synchronous: bool) -> Finding {
 }
 
 fn connections(used: i64, usable: i64) -> Finding {
-    const CHECK: &str = "postgres-connections";
-    let what = format!("{used} of {usable} connections are in use");
-    if used * 10 < usable * 9 {
-        return Finding::fine(CHECK, what);
-    }
-    Finding::weak(
-        CHECK,
-        what,
-        "a holder whose connection breaks cannot renew without another",
-        "raise max_connections, or use a pooler",
-    )
+    sql::connections("postgres-connections", used, usable, "raise max_connections, or use a pooler")
 }
 
 fn pooler(pooled: bool, listening: bool) -> Finding {
@@ -96,17 +73,4 @@ fn pooler(pooled: bool, listening: bool) -> Finding {
             "add listen=off to the URL, or name the server itself",
         ),
     }
-}
-
-fn privacy(private: bool) -> Finding {
-    const CHECK: &str = "postgres-tls";
-    if private {
-        return Finding::fine(CHECK, "the connection is encrypted, or does not leave this machine");
-    }
-    Finding::weak(
-        CHECK,
-        "the connection is not encrypted",
-        "whoever can listen on the network can take the lock away, or let a second holder in",
-        "use sslmode=verify-full",
-    )
 }

@@ -33,20 +33,15 @@ use super::{
     Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
-use crate::lock::{Contender, Grant, Holder, LastRun, LockName, LockState, Mode, OwnerId, Token};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
 
-use answer::{ACQUIRED, Acquired, Queued};
+use super::sql::{Acquired, Place, Queued, word};
+use answer::{ACQUIRED, outcome};
 use errors::{UNWRITABLE, is_about};
 use session::{Client, Parameters};
 pub use settings::PARAMETERS;
 
 const LOCKS_PER_PAGE: i64 = 100;
-/// How long a place in the queue lasts unless asked again; functions.sql has the same number.
-const PLACE: Duration = Duration::from_secs(10);
-/// How often the first waiter asks where it cannot wait for a wake-up lock. Those behind it ask less often.
-const RECHECK: Duration = Duration::from_millis(100);
-/// How late a server that waits for us may be to say that nothing has happened.
-const LATE: Duration = Duration::from_millis(500);
 
 pub struct Postgres {
     client: Client,
@@ -56,14 +51,6 @@ pub struct Postgres {
     hears_of_revocation: bool,
 }
 
-/// Our place in the queue, as far as we know.
-struct Place {
-    /// Whose wake-up lock to wait for.
-    behind: Option<i64>,
-    /// When to ask again at the latest.
-    due: Instant,
-}
-
 impl Postgres {
     pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
         Ok(Postgres { client: Client::new(address, patience)?, place: None, hears_of_revocation: false })
@@ -71,18 +58,13 @@ impl Postgres {
 
     /// What follows for our place.
     fn queue(&mut self, ask: &Ask, queued: Queued) -> Busy {
-        // Those far behind keep no connection between two questions, so that there is one left for others.
-        let far = queued.ahead >= queued.room;
-        let behind = queued.behind.filter(|_| !far);
-        let due = clock::now() + until_next_question(ask, &queued, behind);
-        let late = if behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
-        if ask.queue {
-            self.place = Some(Place { behind, due });
-        }
-        if far {
+        if queued.is_far_behind() {
             self.client.disconnect();
         }
-        Busy { holder: queued.holder.map(Contender::into_holder), ahead: Some(queued.ahead), ask_again: due + late }
+        let place = queued.place(ask);
+        let busy = queued.busy(ask, &place);
+        self.place = ask.queue.then_some(place);
+        busy
     }
 
     /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. What is abandoned half-way
@@ -103,6 +85,7 @@ impl Postgres {
             }
         }
     }
+
     async fn revoke_for(&mut self, name: &LockName, from: &Holder, reason: &str, now: bool) -> Result<Revoked> {
         let (Some(owner), Some(token)) = (from.owner.as_deref(), from.fencing_token) else {
             return Ok(Revoked::NotHeld);
@@ -111,7 +94,7 @@ impl Postgres {
         let run = ascii(&LastRun::cut_short(from, reason).to_json());
         let with: &Parameters<'_> = &[&name, &owner, &token, &reason, &now, &run];
         let answer = self.client.call("SELECT dlock.revoke($1, $2, $3, $4, $5, $6::json)", with).await?;
-        answer.map_or(Ok(Revoked::NotHeld), |answer| answer::revoked(answer.row()?))
+        answer.map_or(Ok(Revoked::NotHeld), |answer| outcome(answer.row()?)?.revoked())
     }
 
     /// Why a lock is not ours any more, if an operator has freed it. The release before is certain, and its answer would
@@ -145,28 +128,6 @@ fn ascii(json: &str) -> String {
 /// A key in plain ASCII, each in its own way.
 fn plain(key: &str) -> String {
     ascii(&key.replace('\\', "\\\\"))
-}
-
-fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    }
-}
-
-/// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several
-/// holders. A session of PostgreSQL waits for one lock at a time, and only its holder can release that: so the wake-up lock
-/// of one holder says nothing of the others, and those who wait for a slot ask again and again.
-fn until_next_question(ask: &Ask, queued: &Queued, behind: Option<i64>) -> Duration {
-    let kept = (ask.ttl.min(PLACE) / 3).min(queued.next_end + Duration::from_millis(1));
-    match (behind, ask.mode) {
-        (Some(_), Mode::Exclusive | Mode::Shared) => kept,
-        _ => {
-            let place = u32::try_from(queued.ahead).unwrap_or(u32::MAX).saturating_add(1);
-            kept.min(RECHECK.saturating_mul(place))
-        }
-    }
 }
 
 fn number(token: Token) -> Result<i64> {
@@ -232,7 +193,7 @@ impl Backend for Postgres {
         let Some(answer) = self.client.call_listening(SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone, or is another version's".to_owned()));
         };
-        answer::renewed(answer.row()?, Grant { from: answer.from, ..lease.grant })
+        outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -261,7 +222,7 @@ impl Backend for Postgres {
     async fn rehold(&mut self, name: &LockName, owner: &OwnerId, ttl: Duration) -> Result<Reheld> {
         const SQL: &str = "SELECT outcome, reason FROM dlock.rehold($1, $2, $3 * interval '1 s')";
         let answer = self.client.call(SQL, &[&name.as_str(), &owner.as_str(), &ttl.as_secs_f64()]).await?;
-        answer.map_or(Ok(Reheld::NotOurs), |answer| answer::reheld(answer.row()?))
+        answer.map_or(Ok(Reheld::NotOurs), |answer| outcome(answer.row()?)?.reheld())
     }
 
     async fn inspect(&mut self, name: &LockName) -> Result<LockState> {
@@ -279,7 +240,7 @@ impl Backend for Postgres {
             Forget::Once(key) => Some(plain(key)),
         };
         let answer = self.client.call("SELECT dlock.forget($1, $2)", &[&name.as_str(), &once]).await?;
-        answer.map_or(Ok(Forgotten::Nothing), |answer| answer::forgotten(answer.row()?))
+        answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {

@@ -5,7 +5,6 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt};
@@ -19,13 +18,12 @@ use super::errors::{MISSING, NO_CONNECTION_LEFT, REPEATABLE, explain, is_about, 
 use super::settings::Settings;
 use super::{connect, schema};
 use crate::backend::net::Bounded;
+use crate::backend::sql::connected;
 use crate::backend::{Address, Patience};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 
 const MOST_ROWS: usize = 1000;
-/// How long to step back when the server has no connection left.
-const STEP_BACK: Duration = Duration::from_millis(100);
 
 pub struct Client {
     pub settings: Settings,
@@ -140,16 +138,8 @@ impl Client {
         if let Some(session) = self.session.take().filter(|session| !session.is_closed()) {
             return Ok(session);
         }
-        // Many that begin in the same second may all want a connection, and few need it for long.
-        let patient_until = clock::now() + self.patience.connect / 2;
-        loop {
-            match connect::open(&self.settings.servers).await {
-                Err(error) if is_about(&error, &NO_CONNECTION_LEFT) && !patient_until.has_passed() => {
-                    tokio::time::sleep(STEP_BACK).await;
-                }
-                opened => return opened,
-            }
-        }
+        let is_full = |error: &_| is_about(error, &NO_CONNECTION_LEFT);
+        connected(self.patience, is_full, async || connect::open(&self.settings.servers).await).await
     }
 }
 

@@ -11,6 +11,7 @@ use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_rustls::rustls::ClientConfig;
 
 use super::connect::tls_config;
+use crate::backend::sql::{is_on, plain_name};
 use crate::backend::sslmode::{Encryption, os_user, sslmode};
 use crate::backend::{Address, Host};
 use crate::exit::Fault;
@@ -63,11 +64,7 @@ impl Settings {
                 server.config.hostaddr(ip.parse().with_context(|| format!("hostaddr={ip:?} is not an address"))?);
             }
         }
-        let listen = match address.param("listen") {
-            None | Some("on") => true,
-            Some("off") => false,
-            Some(other) => bail!("listen is on or off, not {other:?}"),
-        };
+        let listen = is_on(address, "listen")?;
         // What these would add is not to be had, and another parameter protects as well.
         for key in ["channel_binding", "gssencmode"] {
             let known = matches!(address.param(key), None | Some("disable" | "prefer"));
@@ -75,18 +72,9 @@ impl Settings {
         }
         // What is not ASCII goes to the server in JSON, so that any will do; ours is UTF8.
         ensure!(address.param("client_encoding") != Some(""), "client_encoding names no encoding");
-        Ok(Settings { servers, schema: schema(address.param("prefix").unwrap_or("dlock"))?, listen })
+        let schema = plain_name(address.param("prefix").unwrap_or("dlock"), "names the schema")?;
+        Ok(Settings { servers, schema, listen })
     }
-}
-
-/// A schema name that needs no quotes anywhere.
-fn schema(name: &str) -> Result<String> {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-    ensure!(
-        (1..=32).contains(&name.len()) && name.chars().all(plain) && !name.starts_with(|c: char| c.is_ascii_digit()),
-        "prefix names the schema: up to 32 of a-z 0-9 _, no digit first, not {name:?}"
-    );
-    Ok(name.to_owned())
 }
 
 /// A parameter of the URL, else of libpq's environment, where `sslcert` is `PGSSLCERT`.

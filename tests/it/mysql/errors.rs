@@ -38,6 +38,15 @@ fn passwords_are_checked_and_found_where_mysql_finds_them() {
 }
 
 #[test]
+fn a_log_in_by_ed25519_is_one_by_password() {
+    let server = Mysql::with(&[]);
+    server.sql("INSTALL SONAME 'auth_ed25519'; CREATE USER app IDENTIFIED VIA ed25519 USING PASSWORD('sesame')");
+    server.sql("GRANT ALL ON jobs.* TO app");
+    on(&server.url_as("app:sesame", "")).run("door").sh("exit 0").ended().expect(0).silently();
+    attempt(&server.url_as("app:wrong", "")).expect(77).saying("Access denied");
+}
+
+#[test]
 fn a_socket_is_a_way_to_the_server() {
     let server = Mysql::shared();
     let path = server.socket().display().to_string();
