@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Holder, OwnerId, Token, rfc3339};
+use super::{Holder, Token, rfc3339};
 use crate::clock;
 
 /// One run under a lock.
@@ -224,13 +224,6 @@ impl History {
         self.runs.iter().any(|one| one.to_json() == json)
     }
 
-    /// Why an operator ended the last run of this owner, if that is on record: in one line, as operators write it.
-    pub fn taken_from(&self, owner: &OwnerId) -> Option<String> {
-        let run = self.runs.iter().find(|run| run.owner.as_deref() == Some(owner.as_str()))?;
-        let (by, at) = (run.revoked_by.clone(), run.revoked_at);
-        run.reason.clone().map(|reason| Revocation { reason, by, at }.to_string())
-    }
-
     /// `None` if there was no run.
     pub fn to_json(&self) -> Option<String> {
         let (last, earlier) = self.runs.split_first()?;
@@ -281,19 +274,6 @@ mod tests {
         assert_eq!(LastRun::from_json(&json).unwrap().fencing_token, Token(30));
         assert_eq!(History::from_json(&json), history);
         assert!(history.last_success_at.is_some(), "kept although that run has long been forgotten");
-    }
-
-    #[test]
-    fn a_holder_finds_why_its_lock_was_taken_away_as_the_operator_wrote_it() {
-        let (ours, others): (OwnerId, OwnerId) = ("h.1.x".parse().unwrap(), "h.2.x".parse().unwrap());
-        let holder = Holder { owner: Some(ours.to_string()), ..Holder::default() };
-        let reason = "disk full (ann@ops, 2026-11-18T03:00:00Z)";
-        let mut history = History::default();
-        history.add(LastRun::cut_short(&holder, reason), 20);
-        history.add(run(7, 0), 20);
-        let history = History::from_json(&history.to_json().unwrap());
-        assert_eq!(history.taken_from(&ours).as_deref(), Some(reason));
-        assert_eq!(history.taken_from(&others), None);
     }
 
     #[test]

@@ -99,13 +99,16 @@ fn tokens(history: &Value) -> Vec<Option<u64>> {
 }
 
 fn take_away(holder: Version, operator: Version) {
-    let (name, log) = (unique("take-away"), Log::new());
-    let holding = holder.dlock().run(&name).args(log.witness(&[])).spawn();
-    log.await_runs(1, 1);
-    operator.dlock().args(["force-release", &name, "--yes", "--reason", "an upgrade"]).ended().expect(0);
-    holding.ended().expect(79).saying("an upgrade");
-    operator.dlock().run(&name).arg("-n").args(log.witness(&["for=20"])).ended().expect(0);
-    log.assert_no_overlap();
+    for how in [&[][..], &["--now"]] {
+        let (name, log) = (unique("take-away"), Log::new());
+        let holding = holder.dlock().run(&name).args(log.witness(&[])).spawn();
+        log.await_runs(1, 1);
+        let order = ["force-release", &name, "--yes", "--reason", "an upgrade"];
+        operator.dlock().args(order).args(how).ended().expect(0);
+        holding.ended().expect(79).saying("an upgrade");
+        operator.dlock().run(&name).arg("-n").args(log.witness(&["for=20"])).ended().expect(0);
+        log.assert_no_overlap();
+    }
 }
 
 fn renew_and_release(one: Version, other: Version) {

@@ -27,6 +27,7 @@ use self::ensemble::Ensemble;
 use self::paths::Paths;
 use self::queue::Spelling;
 use self::recipe::Place;
+use self::release::read_place;
 use self::wire::{Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
@@ -198,7 +199,7 @@ impl Backend for ZooKeeper {
         let note = self.create(&note_path, note.as_bytes(), Kind::Persistent);
         let parts = vec![Request::check(&path), held.unless(Refusal::BAD_VERSION), note.unless(Refusal::NODE_EXISTS)];
         self.commit(parts, &lease.name, "cannot note the run").await?;
-        let ours = self.watch_place(&path).await?;
+        let ours = read_place(&self.ensemble.call_one(Request::get_data(&path).watched()).await?)?;
         // Whatever we were notified of until now is our own doing, or has been read just now.
         self.ensemble.set_notified(!matches!(ours, Some((None, _))));
         Ok(())

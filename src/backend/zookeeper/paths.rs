@@ -6,12 +6,11 @@
 //! /dlock/NAME/_c_<uuid>-hold-…   a place kept without a session: see [`release`](super::release)
 //! /dlock-meta/NAME               how the last runs ended; kept
 //! /dlock-meta/NAME/once-KEY      a successful run with this key; kept
+//! /dlock-meta/NAME/taken         whose lock was freed at once recently, and why: see [`status`](super::status); kept
 //! /dlock-meta/NAME/slot-K        ephemeral: the slot is taken
-//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`view`](super::view)
+//! /dlock-meta/~noted/NAME/…      a run that lasts: see [`status`](super::status)
 //! /dlock-meta/~alive/NAME/…      ephemeral: a contender's sign of life: see [`recipe`](super::recipe)
 //! ```
-//!
-//! Older dlocks also keep `/dlock-meta/NAME/taken`, which repeats reasons that are in the history.
 
 use anyhow::Result;
 
@@ -47,6 +46,11 @@ impl Paths {
 
     pub fn history(&self, name: &LockName) -> String {
         format!("{}/{}", self.meta, name.encoded())
+    }
+
+    /// Whose lock was freed at once recently, and why.
+    pub fn taken(&self, name: &LockName) -> String {
+        format!("{}/taken", self.history(name))
     }
 
     pub fn slot(&self, name: &LockName, number: u32) -> String {

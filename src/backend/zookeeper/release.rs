@@ -8,15 +8,21 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::ZooKeeper;
 use super::queue::{Details, Entry, Hold, Queue, held_name};
-use super::status::View;
-use super::wire::{self, ANY_VERSION, Kind, Refusal, Request, Stat, found, refusal};
+use super::status::{View, reason_for};
+use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
 use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
 use crate::clock::{self, Instant};
 use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages};
+
+/// Reads our place, and why an operator asks for it; `None` if it is gone.
+pub(super) fn read_place(answer: &Answer) -> Result<Option<(Option<String>, Stat)>> {
+    let ours = found(answer, wire::read_data, "cannot read our place")?;
+    Ok(ours.map(|(data, stat)| (Record::read(&data).and_then(|record| record.details.revoked), stat)))
+}
 
 impl ZooKeeper {
     pub(super) async fn extend(&mut self, lease: &Lease) -> Result<Renewal> {
@@ -25,17 +31,22 @@ impl ZooKeeper {
         let place = self.place()?;
         let (path, czxid) = (place.path.clone(), place.stat.czxid);
         let slot = place.record.details.slot.map(|slot| self.paths.slot(&lease.name, slot.number));
-        let held = std::iter::once(path.clone()).chain(slot).map(|path| Request::check(&path)).collect();
-        let mut ours = None;
-        if self.commit(held, &lease.name, "cannot renew").await? {
-            ours = self.watch_place(&path).await?;
-        }
+        let held: Vec<_> = std::iter::once(&path).chain(&slot).map(|path| Request::check(path)).collect();
+        let taken = Request::get_data(&self.paths.taken(&lease.name));
+        let requests = [Request::multi(&held), Request::get_data(&path).watched(), taken];
+        let [committed, ours, taken] = &self.ensemble.call(&requests).await?[..] else {
+            bail!("an answer to each request")
+        };
+        let committed = committed.as_ref().map_err(|why| refusal(*why, "cannot renew"))?;
+        let ours = match wire::multi_refusal(committed)? {
+            None => read_place(ours)?,
+            Some((_, Refusal::NO_NODE)) => None,
+            Some((_, why)) => return Err(refusal(why, "cannot renew")),
+        };
         match ours {
             None => {
-                // That it is lost is certain, even if nobody tells us why.
-                let view = self.view_of(&lease.name).await.ok();
-                let taken = view.and_then(|view| view.runs.history.taken_from(&lease.owner));
-                Ok(taken.map_or_else(|| Renewal::Lost(messages::deleted(&path)), Renewal::ForceReleased))
+                let lost = || Renewal::Lost(messages::deleted(&path));
+                Ok(reason_for(&lease.owner, taken).map_or_else(lost, Renewal::ForceReleased))
             }
             Some((_, stat)) if stat.czxid != czxid => Ok(Renewal::Lost(format!("{path} is another one now"))),
             Some((revoked, _)) => {
@@ -43,13 +54,6 @@ impl ZooKeeper {
                 Ok(revoked.map_or(Renewal::Held(self.lease_grant()?), Renewal::Revoked))
             }
         }
-    }
-
-    /// Watches our place, and reads why an operator asks for it; `None` if it is gone.
-    pub(super) async fn watch_place(&mut self, path: &str) -> Result<Option<(Option<String>, Stat)>> {
-        let ours = self.ensemble.call_one(Request::get_data(path).watched()).await?;
-        let ours = found(&ours, wire::read_data, "cannot watch our place")?;
-        Ok(ours.map(|(data, stat)| (Record::read(&data).and_then(|record| record.details.revoked), stat)))
     }
 
     pub(super) async fn release_place(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
@@ -62,7 +66,7 @@ impl ZooKeeper {
                 None => {
                     let view = self.view_of(&lease.name).await?;
                     if self.place.as_ref().is_none_or(|place| view.queue.position(&place.node).is_none()) {
-                        break self.was_released(lease, ending, &view)?;
+                        break self.was_released(lease, ending, &view).await?;
                     }
                     view.runs
                 }
@@ -81,16 +85,15 @@ impl ZooKeeper {
     }
 
     /// Our place is gone: an earlier release was done and its answer got lost, or the lock was lost.
-    fn was_released(&self, lease: &Lease, ending: &Ending, view: &View) -> Result<Released> {
+    async fn was_released(&mut self, lease: &Lease, ending: &Ending, view: &View) -> Result<Released> {
         let held = self.hold_of(&lease.owner, view)?.and_then(Entry::held_on);
-        let history = &view.runs.history;
-        let done = ending.last_run.as_ref().is_some_and(|run| history.has_ending(run))
+        let done = ending.last_run.as_ref().is_some_and(|run| view.runs.history.has_ending(run))
             || held.is_some_and(|hold| hold.token == lease.token);
-        Ok(match history.taken_from(&lease.owner) {
-            _ if done => Released::Done,
-            Some(reason) => Released::ForceReleased(reason),
-            None => Released::NotOurs,
-        })
+        if done {
+            return Ok(Released::Done);
+        }
+        let taken = self.why_taken(&lease.name, &lease.owner).await?;
+        Ok(taken.map_or(Released::NotOurs, Released::ForceReleased))
     }
 
     /// What a release does beside adding to the history.
@@ -123,7 +126,7 @@ impl ZooKeeper {
     }
 
     /// Commits all parts or none. Makes what they write below, if it is missing. False if nothing was done because somebody
-    /// else was faster: what the first part is about is gone, or what is checked, or something has another version.
+    /// else was faster: what the first part is about is gone, or something has another version.
     pub(super) async fn commit(&mut self, mut parts: Vec<Request>, name: &LockName, what: &str) -> Result<bool> {
         let mut made = false;
         loop {
@@ -134,7 +137,7 @@ impl ZooKeeper {
                 Some((foreseen, Some(instead))) if foreseen == why => parts[at] = *instead,
                 Some((foreseen, None)) if foreseen == why => drop(parts.remove(at)),
                 _ if why == Refusal::BAD_VERSION => return Ok(false),
-                _ if why == Refusal::NO_NODE && (at == 0 || parts[at].is_check()) => return Ok(false),
+                _ if at == 0 && why == Refusal::NO_NODE => return Ok(false),
                 otherwise if why == Refusal::NO_NODE && !made => {
                     self.make(&self.paths.history(name), Kind::Persistent).await?;
                     self.make(&self.paths.notes(name), Kind::Container).await?;
@@ -208,7 +211,7 @@ impl ZooKeeper {
                 if place.is_some_and(|position| view.queue.holds(position)) {
                     return Ok(Reheld::Running);
                 }
-                let taken = view.runs.history.taken_from(owner);
+                let taken = self.why_taken(name, owner).await?;
                 return Ok(taken.map_or(Reheld::NotOurs, Reheld::ForceReleased));
             };
             if ttl.is_zero() {

@@ -4,8 +4,10 @@
 //! it, and that is named as its place is. A note without a place is of a run that vanished. Notes have to be listed before
 //! the places: a place is always older.
 //!
-//! To free a lock at once makes the run that is cut short the last run, in the same transaction. Its holder finds the
-//! reason there when its place is gone.
+//! To free a lock at once makes the run that is cut short the last run, in the same transaction, and puts the reason
+//! where its holder looks for it when its place is gone. That is one node beside the last run, for all whose locks were
+//! taken away recently: the holder's own nodes are gone with its place, and a node for each of them would stay for ever
+//! where a holder never comes back.
 
 use std::collections::BTreeSet;
 
@@ -14,15 +16,36 @@ use serde::{Deserialize, Serialize};
 
 use super::ZooKeeper;
 use super::queue::{Entry, Queue};
-use super::wire::{self, ANY_VERSION, Answer, Refusal, Request, found};
+use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, found};
 use crate::backend::{Ask, DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
 use crate::lock::queue::holders;
-use crate::lock::{History, Holder, LastRun, LockName, LockState, Runs, Token, messages};
+use crate::lock::{History, Holder, LastRun, LockName, LockState, OwnerId, Runs, Token, messages};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
 /// How many nodes are deleted in one transaction.
 const TOGETHER: usize = 500;
+/// How many entries are kept for holders that ask late. Even with the longest reasons, this is far below what a node may
+/// hold.
+const MOST_TAKEN: usize = 200;
+
+/// A lock that was taken away.
+#[derive(Serialize, Deserialize)]
+struct Taken {
+    owner: String,
+    reason: String,
+}
+
+/// What cannot be read counts as empty.
+fn read_taken(answer: &Answer) -> Vec<Taken> {
+    let data = answer.as_ref().ok().and_then(|answer| wire::read_data(answer).ok());
+    data.and_then(|(data, _)| serde_json::from_slice(&data).ok()).unwrap_or_default()
+}
+
+/// Why an owner's lock was freed at once, if it was.
+pub(super) fn reason_for(owner: &OwnerId, answer: &Answer) -> Option<String> {
+    read_taken(answer).into_iter().rev().find(|taken| taken.owner == owner.as_str()).map(|taken| taken.reason)
+}
 
 /// A lock. What its names tell is read in one round trip, what is in the nodes of contenders and in notes in a second.
 pub(super) struct View {
@@ -202,17 +225,43 @@ impl ZooKeeper {
                         parts.push(Request::delete_if_there(&self.paths.note(name, node)));
                         parts.extend(run);
                     }
+                    if let Some(record) = record.filter(|_| may_record) {
+                        parts.push(self.tell_taken(name, &record.who.owner, reason).await?);
+                    }
                     (parts, Revoked::Freed)
                 }
             };
             match self.commit(parts, name, &format!("cannot take {name} away")).await {
                 Ok(true) => return Ok(done),
                 Ok(false) => {}
-                Err(error) if may_record && error.downcast_ref() == Some(&Refusal::NO_AUTH) => may_record = false,
-                Err(error) => return Err(error),
+                Err(error) => match error.downcast_ref() {
+                    // Another operator was the first to leave word for a holder.
+                    Some(&Refusal::NODE_EXISTS) => {}
+                    Some(&Refusal::NO_AUTH) if may_record => may_record = false,
+                    _ => return Err(error),
+                },
             }
         }
         bail!("{name} changes all the time")
+    }
+
+    /// Leaves word for a holder why its lock was freed at once.
+    async fn tell_taken(&mut self, name: &LockName, owner: &OwnerId, reason: &str) -> Result<Request> {
+        let path = self.paths.taken(name);
+        let taken = self.ensemble.call_one(Request::get_data(&path)).await?;
+        let mut all = read_taken(&taken);
+        all.push(Taken { owner: owner.to_string(), reason: reason.to_owned() });
+        let latest = serde_json::to_vec(&all[all.len().saturating_sub(MOST_TAKEN)..])?;
+        Ok(match &taken {
+            Ok(answer) => Request::set_data(&path, &latest, wire::read_data(answer)?.1.version),
+            Err(_) => self.create(&path, &latest, Kind::Persistent),
+        })
+    }
+
+    /// Why an owner's lock was freed at once, if it was.
+    pub(super) async fn why_taken(&mut self, name: &LockName, owner: &OwnerId) -> Result<Option<String>> {
+        let answer = self.ensemble.call_one(Request::get_data(&self.paths.taken(name))).await?;
+        Ok(reason_for(owner, &answer))
     }
 
     /// Tokens come from the servers' transaction numbers. The last one stays on record, so that lower ones are refused.

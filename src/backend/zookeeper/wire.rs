@@ -41,7 +41,6 @@ pub struct Request {
     pub otherwise: Option<(Refusal, Option<Box<Request>>)>,
 }
 
-const CHECK: i32 = 13;
 const AUTH: i32 = 100;
 /// Answers come in order, so the numbers of requests do not matter; only authentication must have this one.
 const AUTH_XID: i32 = -4;
@@ -77,11 +76,7 @@ impl Request {
 
     /// That the node is there; as part of a [`multi`](Self::multi) only.
     pub fn check(path: &str) -> Request {
-        Request::new(CHECK).buffer(path).i32(ANY_VERSION)
-    }
-
-    pub fn is_check(&self) -> bool {
-        self.op == CHECK
+        Request::new(13).buffer(path).i32(ANY_VERSION)
     }
 
     pub fn exists(path: &str) -> Request {
