@@ -6,9 +6,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 use super::{Address, Ask, Busy, Finding, Forgotten, Patience, Reheld, Released, Renewal, Revoked};
 use crate::clock::{self, Instant};
+use crate::exit::Fault;
 use crate::lock::{Contender, Grant, History, Identity, LastRun, Mode, Token};
 
 /// How long a place in the queue lasts unless asked again; functions.sql and procedures.sql have the same number.
@@ -19,6 +21,10 @@ const RECHECK: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_millis(500);
 /// How long to step back when the server has no connection left.
 const STEP_BACK: Duration = Duration::from_millis(100);
+
+/// How long a server that can be written to waits for another one to say the same. A replica, or a port where nobody
+/// listens, says otherwise in no time.
+const ANOTHER: Duration = Duration::from_millis(250);
 
 /// What a contender that asks is told.
 pub enum Acquired {
@@ -246,6 +252,48 @@ pub async fn connected<S>(
             opened => return opened,
         }
     }
+}
+
+/// Those of several servers that can be written to, by their places. They are tried at the same time, since one that hangs
+/// would eat up the others' time.
+pub async fn writable<V, S, F>(servers: &[V], begin: impl Fn(V) -> F) -> Result<Vec<(usize, S)>>
+where
+    V: Clone,
+    S: Send + 'static,
+    F: Future<Output = Result<S>> + Send + 'static,
+{
+    let mut attempts = JoinSet::new();
+    for (place, server) in servers.iter().cloned().enumerate() {
+        let begun = begin(server);
+        attempts.spawn(async move { (place, begun.await) });
+    }
+    let (mut writable, mut failures, mut patience) = (Vec::new(), Vec::new(), Duration::MAX);
+    while let Ok(Some(attempt)) = tokio::time::timeout(patience, attempts.join_next()).await {
+        match attempt? {
+            (place, Ok(session)) => {
+                writable.push((place, session));
+                patience = ANOTHER;
+            }
+            (_, Err(error)) => failures.push(error),
+        }
+    }
+    if writable.is_empty() {
+        // A replica that is only down or read-only says less than a server that refuses us.
+        let telling = failures.iter().position(|error| Fault::of(error) != Fault::Unreachable);
+        let failure = (!failures.is_empty()).then(|| failures.swap_remove(telling.unwrap_or(0)));
+        return Err(failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server")));
+    }
+    writable.sort_by_key(|(place, _)| *place);
+    Ok(writable)
+}
+
+/// Each of them would have a holder of its own.
+pub fn two_can_be_written_to(mut labels: [(usize, &str); 2], advice: &str) -> anyhow::Error {
+    labels.sort_unstable();
+    Fault::Unreachable.because(format_args!(
+        "two servers can be written to: {} and {}; a lock on one is none on the other, so {advice}",
+        labels[0].1, labels[1].1
+    ))
 }
 
 /// Our date, in microseconds.

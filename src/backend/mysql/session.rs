@@ -1,22 +1,18 @@
 //! One connection.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::Result;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, OptsBuilder, Row};
-use tokio::task::JoinSet;
 
 use super::answer::get;
 use super::errors::{explain, has_no_tls, may_want_tls, read_only};
 use super::settings::Server;
+use crate::backend::sql::{two_can_be_written_to, writable};
 use crate::backend::sslmode::Encryption;
 use crate::exit::Fault;
 
-/// How long a server that can be written to waits for another one to say the same. A replica, or a port where nobody
-/// listens, says otherwise in no time.
-const ANOTHER: Duration = Duration::from_millis(250);
 /// No question of ours has more of an answer; a malicious server might.
 const MOST_ROWS: usize = 100_000;
 
@@ -25,47 +21,19 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to the one server that can be written to. They are tried at the same time, since one that hangs would eat
-    /// up the others' time; and two that can be written to would each have a holder, unless they are one cluster.
+    /// Connects to the one server that can be written to: two would each have a holder, unless they are the nodes of one
+    /// cluster, or one server by two names. Then it is the first that is named.
     pub async fn open(servers: &[Server]) -> Result<Session> {
         if let [server] = servers {
             return Session::begin(server).await;
         }
-        let mut attempts = JoinSet::new();
-        for (place, server) in servers.iter().cloned().enumerate() {
-            attempts.spawn(async move { (place, Session::begin_writable(&server).await) });
+        let mut all = writable(servers, |server| async move { Session::begin_writable(&server).await }).await?;
+        let (place, first) = all.remove(0);
+        if let Some((other, _)) = all.iter().find(|(_, other)| other.identity != first.identity) {
+            let labels = [place, *other].map(|place| (place, servers[place].label.as_str()));
+            return Err(two_can_be_written_to(labels, "name only those of one cluster, and make replicas read_only"));
         }
-        let (mut failure, mut first) = (None, None::<(usize, Writable)>);
-        let mut patience = Duration::MAX;
-        while let Ok(Some(attempt)) = tokio::time::timeout(patience, attempts.join_next()).await {
-            let (place, writable) = match attempt? {
-                (place, Ok(writable)) => (place, writable),
-                (_, Err(error)) => {
-                    // A replica that is only down or read-only says less than a server that refuses us.
-                    if failure.as_ref().is_none_or(|before| Fault::of(before) == Fault::Unreachable) {
-                        failure = Some(error);
-                    }
-                    continue;
-                }
-            };
-            patience = ANOTHER;
-            let Some((before, other)) = first else {
-                first = Some((place, writable));
-                continue;
-            };
-            if other.identity != writable.identity {
-                let labels = [before.min(place), before.max(place)].map(|place| servers[place].label.as_str());
-                return Err(Fault::Unreachable.because(format_args!(
-                    "two servers can be written to: {}; a lock on one is none on the other, so name only those of one \
-                     cluster, and make replicas read_only",
-                    labels.join(" and ")
-                )));
-            }
-            // The nodes of a cluster, or one server by two names: the first that is named.
-            first = Some(if before < place { (before, other) } else { (place, writable) });
-        }
-        let failed = || failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server"));
-        first.map(|(_, writable)| writable.session).ok_or_else(failed)
+        Ok(first.session)
     }
 
     async fn begin(server: &Server) -> Result<Session> {

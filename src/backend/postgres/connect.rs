@@ -13,7 +13,6 @@ use anyhow::{Context, Result};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::{Client, Config, Error, NoTls};
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -27,47 +26,24 @@ use super::errors::{MAY_WANT_TLS, explain_login, is_about, read_only};
 use super::session::Session;
 use super::settings::Server;
 use crate::backend::net::{self, Bounded, Socket};
+use crate::backend::sql::{two_can_be_written_to, writable};
 use crate::backend::sslmode::Check;
 use crate::backend::{tls, within};
 use crate::exit::Fault;
 
-/// How long a server that can be written to waits for another one to say the same. A standby, or a port where
-/// nobody listens, says otherwise in no time.
-const ANOTHER: Duration = Duration::from_millis(250);
 /// What a server may send before we ask for more: otherwise it could fill our memory. A log-in is a few kilobytes, and
 /// small messages take several times their size in memory.
 const BEFORE_LOG_IN: usize = 1 << 20;
 /// A page of `dlock status` may be large.
 const AFTER_LOG_IN: usize = 32 << 20;
 
-/// Connects to the one server that can be written to. They are tried at the same time, since one that hangs
-/// would eat up the others' time; and two that can be written to would each have a holder.
+/// Connects to the one server that can be written to: two would each have a holder.
 pub async fn open(servers: &[Server]) -> Result<Session> {
     if let [server] = servers {
         return begin(server.clone()).await;
     }
-    let attempt = |(place, server): (usize, Server)| async move { (place, begin(server).await) };
-    let mut attempts: JoinSet<_> = servers.iter().cloned().enumerate().map(attempt).collect();
-    let (mut writable, mut failures, mut patience) = (Vec::new(), Vec::new(), Duration::MAX);
-    while let Ok(Some(attempt)) = tokio::time::timeout(patience, attempts.join_next()).await {
-        match attempt? {
-            (place, Ok(session)) => {
-                writable.push((place, session));
-                patience = ANOTHER;
-            }
-            (_, Err(error)) => failures.push(error),
-        }
-    }
-    match writable.len() {
-        0 => {
-            // A standby that is only down or read-only says less than a server that refuses us.
-            let telling = failures.iter().position(|error| Fault::of(error) != Fault::Unreachable);
-            let failure = (!failures.is_empty()).then(|| failures.swap_remove(telling.unwrap_or(0)));
-            Err(failure.unwrap_or_else(|| Fault::Unreachable.because("the URL names no server")))
-        }
-        1 => Ok(writable.remove(0).1),
-        _ => latest(writable, servers).await,
-    }
+    let mut all = writable(servers, begin).await?;
+    if all.len() == 1 { Ok(all.remove(0).1) } else { latest(all, servers).await }
 }
 
 async fn begin(mut server: Server) -> Result<Session> {
@@ -113,11 +89,8 @@ async fn latest(writable: Vec<(usize, Session)>, servers: &[Server]) -> Result<S
         other.cluster != first.cluster || other.timeline == first.timeline && other.started != first.started
     };
     if let Some((_, other, _)) = all.iter().find(|(identity, ..)| is_another(identity)) {
-        let labels = [place.min(*other), place.max(*other)].map(|place| servers[place].label.as_str());
-        return Err(Fault::Unreachable.because(format_args!(
-            "two servers can be written to: {}; a lock on one is none on the other, so name only those of one cluster",
-            labels.join(" and ")
-        )));
+        let labels = [place, *other].map(|place| (place, servers[place].label.as_str()));
+        return Err(two_can_be_written_to(labels, "name only those of one cluster"));
     }
     Ok(session)
 }
