@@ -1,7 +1,5 @@
 //! What the fault matrix does not tell: what costs nothing, requests that arrive late, keys that others touch.
 
-use std::time::Duration;
-
 use nix::sys::signal::Signal;
 
 use crate::support::{Bed, Dlock, Log, Proxy, Redis, Running, Sentinel, await_waiters, status, until};
@@ -220,17 +218,20 @@ fn a_sentinel_that_has_fallen_silent_does_not_keep_a_holder_from_asking_the_next
     let way = Proxy::to(sentinel.port());
     let (group, hosts) = (Sentinel::GROUP, [way.port(), sentinel.port()].map(|port| format!("127.0.0.1:{port}")));
     let url = format!("redis+sentinel://{}/{group}", hosts.join(","));
-    let dlock = Dlock::new().env("DLOCK_BACKEND", url).run("job").args(["--ttl", "6s", "--connect-timeout", "30s"]);
+    // Long enough for a busy machine.
+    let dlock = Dlock::new().env("DLOCK_BACKEND", url).run("job").args(["--ttl", "30s", "--connect-timeout", "60s"]);
     let mut holder = dlock.args(log.witness(&[])).spawn();
     log.await_runs(1, 1);
     way.freeze();
-    // The sentinel, too, is a client here, and would take its own end for the master's.
-    let clients = master.does(&["CLIENT", "LIST", "TYPE", "normal"]);
-    let dlocks = clients.lines().filter(|client| client.contains(" name= "));
-    for id in dlocks.filter_map(|client| client.strip_prefix("id=")?.split(' ').next()) {
-        master.does(&["CLIENT", "KILL", "ID", id]);
-    }
-    let outlived = log.runs()[0].last + u64::try_from(Duration::from_secs(7).as_nanos()).unwrap();
-    until("the command to outlive its first lease", || holder.has_ended() || log.runs()[0].last > outlived);
+    // The sentinel, too, is a client here, and would take its own end for the master's; and so is who asks for the list.
+    let dlocks = || -> Vec<String> {
+        let clients = master.does(&["CLIENT", "LIST", "TYPE", "normal"]);
+        let ours = |client: &&str| client.contains(" name= ") && !client.contains(" cmd=client|list ");
+        let id = |client: &str| client.strip_prefix("id=")?.split(' ').next().map(str::to_owned);
+        clients.lines().filter(ours).filter_map(id).collect()
+    };
+    let before = dlocks();
+    before.iter().for_each(|id| _ = master.does(&["CLIENT", "KILL", "ID", id]));
+    until("the holder to be back", || holder.has_ended() || dlocks().iter().any(|id| !before.contains(id)));
     assert!(!holder.has_ended(), "{}", holder.stderr());
 }
