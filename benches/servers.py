@@ -316,7 +316,8 @@ class Mysql(Backend):
         shutil.chown(self.directory, user)
         data = f"{self.directory}/data"
         install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--skip-test-db"]
-        install.append("--auth-root-authentication-method=normal")
+        # A server that starts removes what others have in its directory for temporary tables.
+        install += ["--auth-root-authentication-method=normal", f"--tmpdir={self.directory}"]
         subprocess.run(install, user=user, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         self.daemon(
             *("mariadbd", "--no-defaults", f"--datadir={data}", f"--socket={self.socket}", f"--port={self.port}"),

@@ -12,7 +12,7 @@ use dlock::backend::redis::status::Look;
 use dlock::backend::redlock::nodes::Answer;
 use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected};
-use dlock::backend::{self, Address, described, file, postgres, zookeeper};
+use dlock::backend::{self, Address, file, postgres, sql, zookeeper};
 use dlock::commands::status::table::LockTable;
 use dlock::commands::table::Screen;
 use dlock::config::ConfigFile;
@@ -308,7 +308,7 @@ fn answers_of_postgres() -> Vec<Vec<u8>> {
 
 fn postgres_answer(input: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(input) else { return false };
-    let contender = described::contender(text);
+    let contender = sql::contender(text);
     let state = postgres::answer::state(text);
     let understood = contender.is_ok() || state.is_ok();
     contender.map(|contender| show(with_holder(contender.into_holder()))).ok();
