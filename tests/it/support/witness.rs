@@ -62,6 +62,10 @@ impl Log {
     pub fn witness(&self, words: &[&str]) -> Vec<String> {
         let dlock: PathBuf = assert_cmd::cargo::cargo_bin!("dlock").into();
         let witness = dlock.parent().unwrap().join("examples/witness");
+        assert!(
+            witness.exists(),
+            "the witness is not built; `cargo test`, as tests/run calls it, or `cargo build --examples` does"
+        );
         let fixed = ["--".to_owned(), witness.display().to_string(), self.path().display().to_string()];
         fixed.into_iter().chain(words.iter().map(|word| (*word).to_owned())).collect()
     }
