@@ -4,6 +4,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Holder, Token, rfc3339};
 use crate::clock;
@@ -176,23 +177,12 @@ impl std::fmt::Display for Revocation {
     }
 }
 
-/// The runs of a lock as backends store them that keep one text a lock: the last run, as every version of dlock reads it,
-/// with the earlier ones and the last success inside.
+/// The runs of a lock, as an operator sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// Newest first.
     pub runs: Vec<LastRun>,
     pub last_success_at: Option<SystemTime>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    #[serde(flatten)]
-    last: LastRun,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    earlier: Vec<LastRun>,
-    #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
-    last_success_at: Option<SystemTime>,
 }
 
 impl From<Option<LastRun>> for History {
@@ -202,43 +192,77 @@ impl From<Option<LastRun>> for History {
     }
 }
 
-impl History {
+/// The runs of a lock as backends store them that keep one text a lock: the last run, as every version of dlock reads it,
+/// with the earlier ones and the last success inside.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StoredHistory {
+    #[serde(flatten)]
+    pub last: Option<LastRun>,
+    #[serde(flatten)]
+    before: Before,
+}
+
+/// Newest first. The runs stay the text they are, since a release has to add to them before the next waiter gets the lock.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Before {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<Box<RawValue>>,
+    #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
+    last_success_at: Option<SystemTime>,
+}
+
+impl StoredHistory {
     /// Adds a run, and forgets those beyond the last and `keep`.
     pub fn add(&mut self, run: LastRun, keep: usize) {
+        let before = &mut self.before;
         if run.succeeded() {
-            self.last_success_at = run.ended_at.or(self.last_success_at);
+            before.last_success_at = run.ended_at.or(before.last_success_at);
         }
-        self.runs.insert(0, run);
-        self.runs.truncate(keep.max(1));
+        if let Some(last) = self.last.replace(run) {
+            before.earlier.insert(0, to_raw_value(&last).expect("strings and numbers always serialise"));
+        }
+        before.earlier.truncate(keep.saturating_sub(1));
     }
 
     /// Whether this run is in it.
     pub fn has(&self, run: &LastRun) -> bool {
-        let is_it = |one: &LastRun| one.owner == run.owner && one.fencing_token == run.fencing_token;
-        run.owner.is_some() && self.runs.iter().any(is_it)
+        self.of_owner(run).any(|one| one.fencing_token == run.fencing_token)
     }
 
     /// Whether it is in it with this very end. An operator who cuts a run short leaves another one.
     pub fn has_ending(&self, run: &LastRun) -> bool {
         let json = run.to_json();
-        self.runs.iter().any(|one| one.to_json() == json)
+        self.of_owner(run).any(|one| one.to_json() == json)
+    }
+
+    fn of_owner(&self, run: &LastRun) -> impl Iterator<Item = LastRun> {
+        let owner = run.owner.as_ref().map(|owner| serde_json::json!(owner).to_string());
+        let earlier = self.before.earlier.iter().map(|one| one.get());
+        let mentions = move |json: &&str| owner.as_ref().is_some_and(|owner| json.contains(owner));
+        let runs = self.last.clone().into_iter().chain(earlier.filter(mentions).filter_map(LastRun::from_json));
+        runs.filter(|one| one.owner.is_some() && one.owner == run.owner)
     }
 
     /// `None` if there was no run.
     pub fn to_json(&self) -> Option<String> {
-        let (last, earlier) = self.runs.split_first()?;
-        let stored = Stored { last: last.clone(), earlier: earlier.to_vec(), last_success_at: self.last_success_at };
-        Some(serde_json::to_string(&stored).expect("strings and numbers always serialise"))
+        self.last.as_ref()?;
+        Some(serde_json::to_string(self).expect("strings and numbers always serialise"))
     }
 
     /// Reads what a dlock of any version has stored; what makes no sense is no run.
-    pub fn from_json(text: &str) -> History {
-        let Ok(Stored { last, earlier, last_success_at }) = serde_json::from_str(text) else {
-            return History::default();
+    pub fn from_json(text: &str) -> StoredHistory {
+        let (Some(last), Ok(mut before)) = (LastRun::from_json(text), serde_json::from_str::<Before>(text)) else {
+            return StoredHistory::default();
         };
-        let last_success_at = last_success_at.or(last.ended_at.filter(|_| last.succeeded()));
-        let runs = [last].into_iter().chain(earlier).collect();
-        History { runs, last_success_at }
+        before.last_success_at = before.last_success_at.or(last.ended_at.filter(|_| last.succeeded()));
+        StoredHistory { last: Some(last), before }
+    }
+}
+
+impl From<StoredHistory> for History {
+    fn from(StoredHistory { last, before }: StoredHistory) -> History {
+        let earlier = before.earlier.iter().filter_map(|run| LastRun::from_json(run.get()));
+        History { runs: last.into_iter().chain(earlier).collect(), last_success_at: before.last_success_at }
     }
 }
 
@@ -257,7 +281,7 @@ mod tests {
     fn a_record_of_an_older_dlock_is_a_history_of_one() {
         let old = r#"{"fencing_token":7,"host":"h","user":"u","command":"c","started_at":"2026-01-01T00:00:00.000Z",
                       "ended_at":"2026-01-01T00:00:02.000Z","outcome":"exited","exit_code":0,"once":null}"#;
-        let history = History::from_json(old);
+        let history = History::from(StoredHistory::from_json(old));
         assert_eq!(history.runs.len(), 1);
         assert_eq!(history.runs[0].duration(), Some(Duration::from_secs(2)));
         assert_eq!(history.last_success_at, history.runs[0].ended_at);
@@ -265,14 +289,15 @@ mod tests {
 
     #[test]
     fn an_older_dlock_reads_the_last_run_of_a_history() {
-        let mut history = History::default();
+        let mut history = StoredHistory::default();
         for token in 1..=30 {
             history.add(run(token, i32::from(token > 1)), 20);
         }
-        assert_eq!(history.runs.len(), 20);
         let json = history.to_json().unwrap();
         assert_eq!(LastRun::from_json(&json).unwrap().fencing_token, Token(30));
-        assert_eq!(History::from_json(&json), history);
+        assert_eq!(StoredHistory::from_json(&json).to_json(), Some(json));
+        let history = History::from(history);
+        assert_eq!(history.runs.len(), 20);
         assert!(history.last_success_at.is_some(), "kept although that run has long been forgotten");
     }
 

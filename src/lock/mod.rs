@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::clock::rfc3339;
 use crate::clock::{self, Instant};
 pub use contender::{Contender, Holder, Identity, LONGEST_NOTE, OwnerId, Record, Waiter};
-pub use history::{History, LastRun, Outcome, Revocation};
+pub use history::{History, LastRun, Outcome, Revocation, StoredHistory};
 pub use pattern::Selector;
 pub use queue::Contends;
 pub use runs::Runs;

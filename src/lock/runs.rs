@@ -5,14 +5,14 @@
 
 use std::time::SystemTime;
 
-use super::{History, Holder, Identity, LastRun, Token};
+use super::{History, Holder, Identity, LastRun, StoredHistory, Token};
 
 /// How many runs that vanished one release moves, so that its transaction stays small.
 const MOST_MOVED: usize = 100;
 
 #[derive(Clone, Debug, Default)]
 pub struct Runs<V> {
-    pub history: History,
+    pub history: StoredHistory,
     /// Of the stored history: nobody has written it since, as long as it has this version.
     pub version: V,
     /// The notes of the runs that vanished, each under the key where it is stored, the oldest run first.
@@ -20,7 +20,7 @@ pub struct Runs<V> {
 }
 
 impl<V> Runs<V> {
-    pub fn new(history: History, version: V) -> Runs<V> {
+    pub fn new(history: StoredHistory, version: V) -> Runs<V> {
         Runs { history, version, vanished: Vec::new() }
     }
 
@@ -31,7 +31,7 @@ impl<V> Runs<V> {
 
     /// As it is shown.
     pub fn into_history(self) -> History {
-        add(self.history, self.vanished.into_iter().map(|(_, run)| run), usize::MAX)
+        add(self.history, self.vanished.into_iter().map(|(_, run)| run), usize::MAX).into()
     }
 
     /// The run of a holder that an operator cuts short now, unless it is on record already: what is only held on to after a
@@ -49,7 +49,7 @@ impl<V> Runs<V> {
     }
 }
 
-fn add(mut history: History, runs: impl Iterator<Item = LastRun>, keep: usize) -> History {
+fn add(mut history: StoredHistory, runs: impl Iterator<Item = LastRun>, keep: usize) -> StoredHistory {
     for run in runs {
         if !history.has(&run) {
             history.add(run, keep);
@@ -78,12 +78,13 @@ mod tests {
 
     #[test]
     fn runs_that_vanished_are_moved_in_order_once_and_not_too_many_together() {
-        let history = History { runs: vec![run(3)], last_success_at: None };
+        let mut history = StoredHistory::default();
+        history.add(run(3), 20);
         let notes = [7, 3, 5].map(|token| (format!("note-{token}"), run(token)));
         let mut runs = Runs::new(history.clone(), 0);
         runs.add_vanished(notes);
         let (json, moved) = runs.with(&run(9), 20);
-        assert_eq!(tokens(&History::from_json(&json)), [9, 7, 5, 3]);
+        assert_eq!(tokens(&StoredHistory::from_json(&json).into()), [9, 7, 5, 3]);
         assert_eq!(moved, ["note-3", "note-5", "note-7"]);
         assert_eq!(tokens(&runs.into_history()), [7, 5, 3]);
         let mut runs = Runs::new(history, 0);

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::keys::Keys;
 use crate::clock;
-use crate::lock::{Contender, Contends, History, Identity, LastRun, LockName, Mode, Record, Runs, Token, rfc3339};
+use crate::lock::{
+    Contender, Contends, Identity, LastRun, LockName, Mode, Record, Runs, StoredHistory, Token, rfc3339,
+};
 
 /// A contender's key.
 pub struct Entry {
@@ -183,7 +185,7 @@ impl View {
         let notes = notes.kvs().iter().filter_map(|kv| Some((text(kv.key()), LastRun::from_json(&text(kv.value()))?)));
         let history = history.kvs().first();
         let version = history.map_or(0, KeyValue::mod_revision);
-        let history = history.map(|kv| History::from_json(&text(kv.value()))).unwrap_or_default();
+        let history = history.map(|kv| StoredHistory::from_json(&text(kv.value()))).unwrap_or_default();
         let mut runs = Runs::new(history, version);
         runs.add_vanished(notes.filter(|(_, run)| vanished(run.fencing_token)));
         let (revision, raft_term) = (reads.revision, reads.raft_term);

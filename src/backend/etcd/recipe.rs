@@ -194,7 +194,7 @@ impl Etcd {
 
     /// Why our token must not be handed out, if etcd's revisions went back.
     fn stale_token(&self, ask: &Ask, view: &View, me: &Entry) -> Option<anyhow::Error> {
-        let last_run = view.runs.history.runs.first().map(|run| run.fencing_token);
+        let last_run = view.runs.history.last.as_ref().map(|run| run.fencing_token);
         let cause = "etcd's revisions went back, as by a restored snapshot or on another cluster";
         let advice = format!(
             "Restore with etcdutl snapshot restore --bump-revision, or, if nothing compares with the old tokens any \

@@ -24,7 +24,7 @@ use super::folder::{Folder, content, refusal, revoke};
 use crate::backend::{Ask, DEFAULT_HISTORY, Unrecorded};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Contender, History, LastRun, Mode, OwnerId, Record, Token};
+use crate::lock::{Contender, LastRun, Mode, OwnerId, Record, StoredHistory, Token};
 
 /// Where the record is among a claim's descriptors.
 pub const RECORD: usize = 1;
@@ -286,11 +286,11 @@ impl Folder {
         }
     }
 
-    pub fn history(&self) -> History {
-        let Ok(file) = self.look_into(LAST_RUN) else { return History::default() };
+    pub fn history(&self) -> StoredHistory {
+        let Ok(file) = self.look_into(LAST_RUN) else { return StoredHistory::default() };
         // One that is being written will be complete in a moment; but its writer may have been stopped.
         soon(10, || file.try_lock_shared().is_ok());
-        content(&file, usize::MAX).map_or_else(|_| History::default(), |json| parsed(&json))
+        content(&file, usize::MAX).map_or_else(|_| StoredHistory::default(), |json| parsed(&json))
     }
 
     fn record_once(&self, key: &str) -> Result<()> {
@@ -320,8 +320,8 @@ impl Folder {
     }
 }
 
-fn parsed(json: &[u8]) -> History {
-    History::from_json(&String::from_utf8_lossy(json))
+fn parsed(json: &[u8]) -> StoredHistory {
+    StoredHistory::from_json(&String::from_utf8_lossy(json))
 }
 
 /// Tries so often, with a millisecond between two tries.

@@ -19,7 +19,7 @@ use super::queue::{Entry, Queue};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, found};
 use crate::backend::{Ask, DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
 use crate::lock::queue::holders;
-use crate::lock::{History, Holder, LastRun, LockName, LockState, OwnerId, Runs, Token, messages};
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Runs, StoredHistory, Token, messages};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
@@ -79,7 +79,7 @@ impl View {
         let meta = meta.as_ref().ok().map(|meta| wire::read_data(meta)).transpose()?;
         let (json, version) = meta.map(|(data, stat)| (data, stat.version)).unwrap_or_default();
         let last_token = serde_json::from_slice(&json).ok().map(|last: Last| last.fencing_token);
-        let runs = Runs::new(History::from_json(&String::from_utf8_lossy(&json)), version);
+        let runs = Runs::new(StoredHistory::from_json(&String::from_utf8_lossy(&json)), version);
         Ok(View { queue, signs, ran_once, runs, last_token, vanished })
     }
 }
@@ -278,7 +278,7 @@ impl ZooKeeper {
                 return Ok(Forgotten::InUse);
             }
             let mut parts = Vec::new();
-            if !view.runs.history.runs.is_empty() {
+            if view.runs.history.last.is_some() {
                 let last =
                     view.last_token.map(|fencing_token| serde_json::to_vec(&Last { fencing_token })).transpose()?;
                 parts.push(Request::set_data(&path, &last.unwrap_or_default(), view.runs.version));
