@@ -194,17 +194,11 @@ impl From<Option<LastRun>> for History {
 
 /// The runs of a lock as backends store them that keep one text a lock: the last run, as every version of dlock reads it,
 /// with the earlier ones and the last success inside.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StoredHistory {
     #[serde(flatten)]
     pub last: Option<LastRun>,
-    #[serde(flatten)]
-    before: Before,
-}
-
-/// Newest first. The runs stay the text they are, since a release has to add to them before the next waiter gets the lock.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Before {
+    /// Newest first, as the text they are: a release adds to them while the next waiter is waiting.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     earlier: Vec<Box<RawValue>>,
     #[serde(default, with = "rfc3339::option", skip_serializing_if = "Option::is_none")]
@@ -214,14 +208,13 @@ struct Before {
 impl StoredHistory {
     /// Adds a run, and forgets those beyond the last and `keep`.
     pub fn add(&mut self, run: LastRun, keep: usize) {
-        let before = &mut self.before;
         if run.succeeded() {
-            before.last_success_at = run.ended_at.or(before.last_success_at);
+            self.last_success_at = run.ended_at.or(self.last_success_at);
         }
         if let Some(last) = self.last.replace(run) {
-            before.earlier.insert(0, to_raw_value(&last).expect("strings and numbers always serialise"));
+            self.earlier.insert(0, to_raw_value(&last).expect("strings and numbers always serialise"));
         }
-        before.earlier.truncate(keep.saturating_sub(1));
+        self.earlier.truncate(keep.saturating_sub(1));
     }
 
     /// Whether this run is in it.
@@ -237,7 +230,7 @@ impl StoredHistory {
 
     fn of_owner(&self, run: &LastRun) -> impl Iterator<Item = LastRun> {
         let owner = run.owner.as_ref().map(|owner| serde_json::json!(owner).to_string());
-        let earlier = self.before.earlier.iter().map(|one| one.get());
+        let earlier = self.earlier.iter().map(|one| one.get());
         let mentions = move |json: &&str| owner.as_ref().is_some_and(|owner| json.contains(owner));
         let runs = self.last.clone().into_iter().chain(earlier.filter(mentions).filter_map(LastRun::from_json));
         runs.filter(|one| one.owner.is_some() && one.owner == run.owner)
@@ -251,18 +244,18 @@ impl StoredHistory {
 
     /// Reads what a dlock of any version has stored; what makes no sense is no run.
     pub fn from_json(text: &str) -> StoredHistory {
-        let (Some(last), Ok(mut before)) = (LastRun::from_json(text), serde_json::from_str::<Before>(text)) else {
+        let Ok(StoredHistory { last: Some(last), earlier, last_success_at }) = serde_json::from_str(text) else {
             return StoredHistory::default();
         };
-        before.last_success_at = before.last_success_at.or(last.ended_at.filter(|_| last.succeeded()));
-        StoredHistory { last: Some(last), before }
+        let last_success_at = last_success_at.or(last.ended_at.filter(|_| last.succeeded()));
+        StoredHistory { last: Some(last), earlier, last_success_at }
     }
 }
 
 impl From<StoredHistory> for History {
-    fn from(StoredHistory { last, before }: StoredHistory) -> History {
-        let earlier = before.earlier.iter().filter_map(|run| LastRun::from_json(run.get()));
-        History { runs: last.into_iter().chain(earlier).collect(), last_success_at: before.last_success_at }
+    fn from(StoredHistory { last, earlier, last_success_at }: StoredHistory) -> History {
+        let earlier = earlier.iter().filter_map(|run| LastRun::from_json(run.get()));
+        History { runs: last.into_iter().chain(earlier).collect(), last_success_at }
     }
 }
 

@@ -321,7 +321,7 @@ impl Folder {
 }
 
 fn parsed(json: &[u8]) -> StoredHistory {
-    StoredHistory::from_json(&String::from_utf8_lossy(json))
+    str::from_utf8(json).map(StoredHistory::from_json).unwrap_or_default()
 }
 
 /// Tries so often, with a millisecond between two tries.
