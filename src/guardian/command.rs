@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -196,10 +197,10 @@ fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
 /// It is a help and no proof: root's processes can leave it. The walk over the tree follows in any case.
 #[derive(Debug)]
 pub struct Leaf {
-    path: PathBuf,
-    directory: OwnedFd,
-    members: File,
-    kill: File,
+    pub path: PathBuf,
+    directory: Arc<File>,
+    members: Arc<File>,
+    kill: Arc<File>,
 }
 
 impl Leaf {
@@ -211,20 +212,34 @@ impl Leaf {
         // Somebody in another pid namespace may have the same process id.
         let path = base.join(format!("dlock.{}.{}", getpid(), clock::now().as_nanos()));
         DirBuilder::new().mode(0o755).create(&path).ok()?;
-        let open = || -> std::io::Result<(OwnedFd, File, File)> {
-            let directory = File::open(&path)?.into();
+        let open = || -> std::io::Result<[File; 3]> {
             let members = File::open(path.join("cgroup.procs"))?;
             // Kernels before 5.14 have none.
             let kill = File::options().write(true).open(path.join("cgroup.kill"))?;
-            Ok((directory, members, kill))
+            Ok([File::open(&path)?, members, kill])
         };
         match open() {
-            Ok((directory, members, kill)) => Some(Leaf { path, directory, members, kill }),
+            Ok(files) => Some(Leaf::with(path, files)),
             Err(_) => {
                 let _ = std::fs::remove_dir(&path);
                 None
             }
         }
+    }
+
+    /// As another process has made it; see [`descriptors`](Self::descriptors).
+    pub fn received(path: PathBuf, descriptors: Vec<OwnedFd>) -> Option<Leaf> {
+        let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
+        files.try_into().ok().map(|files| Leaf::with(path, files))
+    }
+
+    fn with(path: PathBuf, files: [File; 3]) -> Leaf {
+        let [directory, members, kill] = files.map(Arc::new);
+        Leaf { path, directory, members, kill }
+    }
+
+    pub fn descriptors(&self) -> [Arc<File>; 3] {
+        [&self.directory, &self.members, &self.kill].map(Arc::clone)
     }
 
     /// Whether all of these are in here. A process can be moved to another cgroup by whoever may.
@@ -251,7 +266,7 @@ impl Leaf {
 
     /// SIGKILL for everything in here, now.
     pub fn kill(&self) {
-        let _ = (&self.kill).write_all(b"1");
+        let _ = (&*self.kill).write_all(b"1");
     }
 
     /// When all is over. What is not empty stays.

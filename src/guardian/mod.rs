@@ -94,8 +94,6 @@ impl Guardian {
         // Should the guardian die, its orphans come to us and not to init.
         prctl::set_child_subreaper(true).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
-        // A process that is left behind on purpose would stay in it.
-        let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::make() };
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
             ForkResult::Parent { child } => Ok(Guardian {
@@ -103,7 +101,7 @@ impl Guardian {
                 pid: child,
                 tree: Tree::below(child, &proc)?,
                 orphans,
-                leaf,
+                leaf: None,
                 pace: Pace::default(),
                 ends_by: None,
                 help: None,
@@ -112,10 +110,18 @@ impl Guardian {
             }),
             ForkResult::Child => {
                 drop((ours, orphans));
-                watch::watch(theirs, &proc, leaf, plan, options);
+                watch::watch(theirs, &proc, plan, options);
                 // SAFETY: ends this process without running what dlock had registered.
                 unsafe { libc::_exit(0) }
             }
+        }
+    }
+
+    /// Makes a cgroup for the command, where that is possible. There is time for it while the lock is being acquired.
+    pub fn make_leaf(&mut self) {
+        self.leaf = Leaf::make();
+        if let Some(leaf) = &self.leaf {
+            let _ = self.link.send(&Order::UseLeaf { path: leaf.path.clone() }, &leaf.descriptors());
         }
     }
 
@@ -203,6 +209,7 @@ impl Guardian {
             self.retired = true;
             let _ = kill(self.pid, Signal::SIGKILL);
         }
+        let _ = self.leaf.take().map(|leaf| leaf.remove());
     }
 
     /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
@@ -222,7 +229,6 @@ impl Guardian {
             // One that lingers outlives us.
             let _ = waitpid(self.pid, None);
         }
-        let _ = self.leaf.as_ref().map(Leaf::remove);
     }
 
     /// Readable when there is news of it.

@@ -75,14 +75,14 @@ enum Heard {
 
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: GuardianOptions) {
+pub fn watch(link: Link, proc: &Proc, plan: Plan, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = prctl::set_name(c"guardian");
     // If somebody has stopped us, the death of dlock wakes us.
     let _ = prctl::set_pdeathsig(Signal::SIGCONT);
-    if let Ok(mut watch) = Watch::begin(link, proc, leaf, plan, options) {
+    if let Ok(mut watch) = Watch::begin(link, proc, plan, options) {
         if watch.guard().is_err() {
             watch.tree.end_all(|_, _| (), |_| ());
         }
@@ -91,7 +91,7 @@ pub fn watch(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: G
 }
 
 impl Watch {
-    fn begin(link: Link, proc: &Proc, leaf: Option<Leaf>, plan: Plan, options: GuardianOptions) -> Result<Watch> {
+    fn begin(link: Link, proc: &Proc, plan: Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         prctl::set_child_subreaper(true)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -106,7 +106,7 @@ impl Watch {
             alarm: Alarm::new()?,
             signals,
             tree,
-            leaf,
+            leaf: None,
             command,
             stage: Stage::Waiting,
             deadlines: Deadlines::NEVER,
@@ -213,6 +213,7 @@ impl Watch {
 
     fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>, was_stopped: bool) {
         match order {
+            Order::UseLeaf { path } => self.leaf = Leaf::received(path, descriptors),
             Order::Start { variables, deadlines, sent } => {
                 self.descriptors = descriptors;
                 self.deadlines = deadlines;

@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
-use crate::config::{RunJob, Wait};
+use crate::config::{Leftovers, RunJob, Wait};
 use crate::events::{self, MainEvent, Signals, Terminal};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan};
@@ -73,6 +73,8 @@ pub fn take(job: RunJob, voice: &mut Voice) -> Result<Result<Lease, Exit>> {
 struct Run {
     job: RunJob,
     who: Identity,
+    /// The variables that tell inner runs which locks they are inside of.
+    held: [(String, String); 2],
     voice: Voice,
     signals: Signals,
     /// Where we were started, if in its foreground.
@@ -131,7 +133,7 @@ impl Run {
             voice: voice.clone(),
             linger: backend::linger,
         };
-        let guardian = Guardian::fork(plan, options)?;
+        let mut guardian = Guardian::fork(plan, options)?;
 
         let ask = Ask {
             name: job.name.clone(),
@@ -145,10 +147,16 @@ impl Run {
         let config = KeeperConfig { ask, ancestors, timing: job.timing, patience: job.service.patience };
         let service = job.service.clone();
         let keeper = Keeper::begin(config, move || service.open(), guardian.deadline_push())?;
+        // What is needed only under the lock is made while the keeper acquires it. A process that is left behind on
+        // purpose would stay in a leaf.
+        if job.leftovers != Leftovers::Leave {
+            guardian.make_leaf();
+        }
+        let held = wait::held_with(&job.name, &who.owner, job.leftovers);
         let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
         let tally = Tally::default();
         let voice = voice.clone();
-        Ok(Run { job, who, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
+        Ok(Run { job, who, held, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
     }
 
     fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
@@ -303,7 +311,7 @@ impl Run {
             (next_round::VARIABLE.into(), String::new()),
             (notify::VARIABLE.into(), String::new()),
         ]);
-        variables.extend(wait::held_with(&lease.name, &lease.owner, self.job.leftovers));
+        variables.extend(self.held.clone());
         variables
     }
 
