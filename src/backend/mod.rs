@@ -84,8 +84,7 @@ impl Ask {
 
     /// What comes of it if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
-        let theirs = other.mode;
-        Attempt::OtherSlots(messages::other_slots(describe(&other.into_holder()), theirs, self.mode))
+        Attempt::OtherSlots(messages::other_slots(describe(&other), other.mode, self.mode))
     }
 }
 

@@ -71,8 +71,7 @@ impl Queued {
 
     pub fn busy(self, ask: &Ask, place: &Place) -> Busy {
         let late = if place.behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
-        let holder = self.holder.map(Contender::into_holder);
-        Busy { holder, ahead: Some(self.ahead), ask_again: place.due + late }
+        Busy { holder: self.holder, ahead: Some(self.ahead), ask_again: place.due + late }
     }
 
     /// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several
@@ -87,15 +86,6 @@ impl Queued {
                 kept.min(RECHECK.saturating_mul(place))
             }
         }
-    }
-}
-
-/// As the procedures call it.
-pub fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
     }
 }
 
@@ -181,17 +171,18 @@ impl From<Described> for Contender {
         };
         let who = described.who.and_then(|who| Identity::from_json(&who.to_string()));
         let since = humantime::parse_rfc3339(&described.since).ok();
+        let who = who.filter(|who| who.owner.as_str() == described.owner);
         Contender {
-            who: who.filter(|who| who.owner.as_str() == described.owner),
-            foreign_owner: Some(described.owner),
-            token: described.fencing_token,
+            mode,
+            owner: Some(described.owner),
+            fencing_token: described.fencing_token,
             slot: described.slot,
             waiting_since: since,
             acquired_at: since,
             ttl: Some(Duration::from_millis(described.ttl_ms)),
             expires_in: described.expires_in_ms.map(|left| Duration::from_millis(left.max(0).unsigned_abs())),
             revoked: described.revoked.is_some(),
-            ..Contender::unknown(mode)
+            ..who.map(Contender::from).unwrap_or_default()
         }
     }
 }
@@ -211,7 +202,7 @@ pub fn run(stored: Value) -> Option<LastRun> {
     }
     let text = stored.to_string();
     let Ok(gone) = serde_json::from_value::<Gone>(stored) else { return LastRun::from_json(&text) };
-    let run = LastRun::vanished(&Contender::from(gone.vanished).into_holder());
+    let run = LastRun::vanished(&gone.vanished.into());
     Some(LastRun { ended_at: humantime::parse_rfc3339(&gone.ended_at).ok(), ..run })
 }
 

@@ -305,7 +305,7 @@ impl Backend for Etcd {
         // Also if somebody else has written the history.
         for _ in 0..10 {
             let View { queue, runs, .. } = self.view_of(name).await?;
-            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
+            let is_meant = |one: &&Entry| one.contender().is_still(from);
             let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
             let cut_short = |reason: &str| {
                 let run = runs.cut_short(from, reason);

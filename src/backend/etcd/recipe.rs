@@ -164,7 +164,7 @@ impl Etcd {
                 ask_again = ask_again.min(look_again);
             }
         }
-        let holder = ahead.first().map(|holder| holder.contender().into_holder());
+        let holder = ahead.first().map(Entry::contender);
         Attempt::Busy(Busy { holder, ahead: Some(waiters(ahead)), ask_again })
     }
 

@@ -64,13 +64,13 @@ fn state(name: &str, lock: &Row, queue: &[&Row]) -> Result<LockState> {
         let (described, left): (String, i64) = (get(row, "described")?, get(row, "expires_in")?);
         let expires_in = u64::try_from(left).ok().map(Duration::from_micros);
         let one = Contender { expires_in, ..contender(&described)? };
-        match (one.token, expires_in) {
+        match (one.fencing_token, expires_in) {
             (Some(_), Some(_)) => holders.push(one),
             (None, Some(_)) => waiters.push(one),
             // Nobody has asked for the lock since it vanished.
             (Some(_), None) if !get::<bool>(row, "kept")? => {
                 let ended_at = crate::clock::wall().checked_sub(Duration::from_micros(left.unsigned_abs()));
-                runs.insert(0, LastRun { ended_at, ..LastRun::vanished(&one.into_holder()) });
+                runs.insert(0, LastRun { ended_at, ..LastRun::vanished(&one) });
             }
             _ => {}
         }

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::answer::{self, get};
 use super::{Mysql, call, optional, schema, text};
-use crate::backend::sql::{self, Acquired, Queued, word};
+use crate::backend::sql::{self, Acquired, Queued};
 use crate::backend::{Ask, Attempt, Busy};
 use crate::clock::Instant;
 use crate::lock::{Grant, LockName};
@@ -43,7 +43,7 @@ impl Mysql {
                 text(ask.name.as_str()),
                 text(ask.who.owner.as_str()),
                 ask.ttl.as_micros().to_string(),
-                text(word(ask.mode)),
+                text(ask.mode.word()),
                 ask.mode.slots().to_string(),
                 ask.queue.to_string(),
                 optional(ask.once.as_deref().map(text)),

@@ -55,7 +55,7 @@ pub fn state(json: &str) -> Result<LockState> {
     }
     let status: Status = serde_json::from_str(json).context("the server's status makes no sense")?;
     let all = status.contenders.into_iter().map(Contender::from);
-    let (holders, waiters) = all.partition(|one| one.token.is_some());
+    let (holders, waiters) = all.partition(|one| one.fencing_token.is_some());
     let runs = status.vanished.into_iter().chain(status.last_run).chain(status.earlier);
     let history = history(runs.filter_map(run).collect(), status.last_success_at.as_deref());
     Ok(LockState::of(status.name.parse()?, "postgres", holders, waiters, history))

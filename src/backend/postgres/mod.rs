@@ -35,7 +35,7 @@ use super::{
 use crate::clock::{self, Instant};
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
 
-use super::sql::{Acquired, Place, Queued, word};
+use super::sql::{Acquired, Place, Queued};
 use answer::{ACQUIRED, outcome};
 use errors::{UNWRITABLE, is_about};
 use session::{Client, Parameters};
@@ -141,7 +141,7 @@ impl Backend for Postgres {
             "SELECT {ACQUIRED} FROM dlock.acquire($1, $2, $3 * interval '1 s', $4, $5, $6, $7, $8::json, $9, $10)"
         );
         let (name, owner, ttl) = (ask.name.as_str(), ask.who.owner.as_str(), ask.ttl.as_secs_f64());
-        let (mode, slots) = (word(ask.mode), i32::try_from(ask.mode.slots())?);
+        let (mode, slots) = (ask.mode.word(), i32::try_from(ask.mode.slots())?);
         let (once, who) = (ask.once.as_deref().map(plain), ascii(&ask.who.to_json()));
         let (wake, session) = (self.client.channel(), self.client.process().await?);
         let with: &Parameters<'_> = &[&name, &owner, &ttl, &mode, &slots, &ask.queue, &once, &who, &wake, &session];

@@ -115,7 +115,7 @@ impl Redis {
         if ahead > 0 {
             self.watch.remove(0);
         }
-        let holder = holder.map(|owner| status::contender(owner, &seen.details, None).into_holder());
+        let holder = holder.map(|owner| status::contender(owner, &seen.details, None));
         // A foreign program may give a lock the time again that it had when we saw it first.
         if let Some((_, before)) = self.seen.take()
             && seen.details.is_empty()

@@ -121,7 +121,7 @@ impl Redlock {
             }
             ranks.push(theirs.ahead);
             every = every.min(theirs.ask_again.unwrap_or(ASK_EVERY));
-            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None).into_holder());
+            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None));
             holders.extend(holder);
         }
         if self.nodes.all.iter().any(|node| node.server.cannot_push) {

@@ -209,7 +209,7 @@ impl From<Look> for Said {
         let holder = look.holders.into_iter().next();
         Said {
             lasts: holder.as_ref().is_some_and(|holder| holder.expires_in.is_none()),
-            owner: holder.and_then(|holder| holder.foreign_owner),
+            owner: holder.and_then(|holder| holder.owner),
             counter: look.counter.filter(|&token| token > 0),
         }
     }

@@ -206,7 +206,7 @@ impl ZooKeeper {
         if let (Mode::Exclusive, None, Some(stat), Some(record)) = (head.mode, head.hold, head.stat, &head.record) {
             self.seen.see(&head.name, token(stat.czxid), record.details.ttl(), None);
         }
-        let holder = is_there.then(|| head.contender().into_holder());
+        let holder = is_there.then(|| head.contender());
         self.busy(holder, waiters(view.queue.ahead(position)), held_until)
     }
 

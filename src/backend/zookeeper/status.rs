@@ -192,7 +192,7 @@ impl ZooKeeper {
         for _ in 0..10 {
             let View { queue, runs, .. } = self.view_of(name).await?;
             let queue: Vec<Entry> = queue.entries.into_iter().filter(Entry::is_present).collect();
-            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
+            let is_meant = |one: &&Entry| one.contender().is_still(from);
             let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
             let Some(holder) = holder else { return Ok(Revoked::NotHeld) };
             let (node, record) = (holder.name.as_str(), holder.record.as_ref());
