@@ -9,6 +9,7 @@
 //! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
 
 mod address;
+mod doctor;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
@@ -39,7 +40,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use serde::Serialize;
 
 use crate::clock::Instant;
 use crate::config::nearest;
@@ -49,6 +49,7 @@ use crate::lock::{
 };
 use crate::report::describe;
 pub use address::{Address, COMMON, Host};
+pub use doctor::{Checkup, Finding, Verdict};
 pub use file::{default_address as file_default_address, held_by_root, linger};
 
 /// What a contender wants.
@@ -245,62 +246,6 @@ impl Listing {
     fn more(&self) -> Option<String> {
         (self.0.len() > 0).then(|| "more".to_owned())
     }
-}
-
-/// One thing that `dlock doctor` found out about a backend.
-#[derive(Clone, Debug, Serialize)]
-pub struct Finding {
-    /// A short stable name: `redis-eviction`, `etcd-version`.
-    pub check: &'static str,
-    pub verdict: Verdict,
-    /// What is: "maxmemory-policy is allkeys-lru".
-    pub what: String,
-    /// Why it matters for the promise; empty if it is fine.
-    pub why: String,
-    /// What to do; empty if it is fine.
-    pub advice: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    Fine,
-    /// It works, but the promise has a hole.
-    Weak,
-    /// It does not work.
-    Broken,
-}
-
-impl Finding {
-    pub fn fine(check: &'static str, what: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Fine, what: what.into(), why: String::new(), advice: String::new() }
-    }
-
-    pub fn weak(
-        check: &'static str,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Finding {
-        Finding { check, verdict: Verdict::Weak, what: what.into(), why: why.into(), advice: advice.into() }
-    }
-
-    pub fn broken(
-        check: &'static str,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Finding {
-        Finding { verdict: Verdict::Broken, ..Finding::weak(check, what, why, advice) }
-    }
-}
-
-/// What a backend says about itself.
-#[derive(Clone, Debug, Default)]
-pub struct Checkup {
-    pub findings: Vec<Finding>,
-    /// The server's date minus ours, in microseconds, give or take half a round trip; where it can be asked.
-    pub clock_offset_us: Option<i64>,
 }
 
 #[async_trait(?Send)]

@@ -1,7 +1,7 @@
 //! What PostgreSQL and MySQL have in common: what their procedures answer, as values (this is the only place that knows
 //! their words), and what follows from it for a waiter, and for `dlock doctor`.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -287,32 +287,25 @@ pub fn two_can_be_written_to(mut labels: [(usize, &str); 2], advice: &str) -> an
     ))
 }
 
-/// Our date, in microseconds.
-pub fn micros() -> i64 {
-    clock::wall().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-}
-
 /// `off` is what could undo a commit, if there is something.
 pub fn durability(check: &'static str, off: Option<String>, advice: &'static str) -> Finding {
-    let Some(off) = off else { return Finding::fine(check, "a commit survives a crash of the machine") };
-    Finding::weak(check, off, "a crash of the machine can undo a grant, and let a second holder in", advice)
+    let Some(off) = off else { return Finding::of(check, "a commit survives a crash of the machine") };
+    Finding::of(check, off).weak("a crash of the machine can undo a grant, and let a second holder in", advice)
 }
 
 pub fn connections(check: &'static str, used: i64, usable: i64, advice: &'static str) -> Finding {
-    let what = format!("{used} of {usable} connections are in use");
+    let found = Finding::of(check, format!("{used} of {usable} connections are in use"));
     if used * 10 < usable * 9 {
-        return Finding::fine(check, what);
+        return found;
     }
-    Finding::weak(check, what, "a holder whose connection breaks cannot renew without another", advice)
+    found.weak("a holder whose connection breaks cannot renew without another", advice)
 }
 
 pub fn privacy(check: &'static str, is_private: bool) -> Finding {
     if is_private {
-        return Finding::fine(check, "the connection is encrypted, or does not leave this machine");
+        return Finding::of(check, "the connection is encrypted, or does not leave this machine");
     }
-    Finding::weak(
-        check,
-        "the connection is not encrypted",
+    Finding::of(check, "the connection is not encrypted").weak(
         "whoever can listen on the network can take the lock away, or let a second holder in",
         "use sslmode=verify-full",
     )
