@@ -32,7 +32,7 @@ mod tls;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-use std::collections::{BTreeSet, btree_set};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::future::Future;
 use std::sync::Arc;
@@ -86,6 +86,24 @@ impl Ask {
     /// What comes of it if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
         Attempt::OtherSlots(messages::other_slots(describe(&other), other.mode, self.mode))
+    }
+
+    /// Refuses a token if the server's counter of tokens went back: it is not greater than all on record. With shares and
+    /// slots a holder may end before another one asks for its token, so that only the `next` one that the counter gives
+    /// tells. No dlock makes one that does not fit an i64: such a record is nonsense, and refuses nobody.
+    fn check_token(
+        &self,
+        [own, next]: [Token; 2],
+        recorded: impl IntoIterator<Item = Token>,
+        [cause, advice]: [&str; 2],
+    ) -> Result<()> {
+        let newest = if self.mode == Mode::Exclusive { own } else { next };
+        let possible = recorded.into_iter().filter(|token| i64::try_from(token.0).is_ok());
+        let Some(recorded) = possible.max().filter(|recorded| *recorded >= newest) else { return Ok(()) };
+        Err(Fault::StaleToken.because(format_args!(
+            "its fencing token would be {newest}, but an earlier run had {recorded}: {cause}. Nothing was started. \
+             {advice}"
+        )))
     }
 }
 
@@ -212,6 +230,16 @@ pub enum Forget {
     Once(String),
 }
 
+impl Forget {
+    /// The key, if it is only about one.
+    fn once(&self) -> Option<&str> {
+        match self {
+            Forget::Everything => None,
+            Forget::Once(key) => Some(key),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgotten {
     Done,
@@ -229,23 +257,10 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// The names of all locks, where a server tells them only all at once.
-#[derive(Default)]
-struct Listing(btree_set::IntoIter<LockName>);
-
-impl Listing {
-    fn of(names: BTreeSet<LockName>) -> Listing {
-        Listing(names.into_iter())
-    }
-
-    fn next(&mut self, most: usize) -> Vec<LockName> {
-        self.0.by_ref().take(most).collect()
-    }
-
-    /// What a [`Page`] says if there are more.
-    fn more(&self) -> Option<String> {
-        (self.0.len() > 0).then(|| "more".to_owned())
-    }
+/// The next names of a list, where a server tells all of them at once, and what a [`Page`] says if there are more.
+fn next_names(list: &mut BTreeSet<LockName>, most: usize) -> (Vec<LockName>, Option<String>) {
+    let names = std::iter::from_fn(|| list.pop_first()).take(most).collect();
+    (names, (!list.is_empty()).then(|| "more".to_owned()))
 }
 
 #[async_trait(?Send)]
@@ -320,20 +335,6 @@ fn taken_away(reason: &str) -> anyhow::Error {
     Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
 }
 
-/// Why a token must not be handed out: the server's counter of tokens went back. With shares and slots a holder may end
-/// before another one asks for its token, so that only the `next` one that the counter gives tells.
-fn stale_token(
-    mode: Mode,
-    own: Token,
-    next: Token,
-    recorded: impl IntoIterator<Item = Token>,
-    cause: &str,
-    advice: &str,
-) -> Option<anyhow::Error> {
-    let newest = if mode == Mode::Exclusive { own } else { next };
-    messages::counter_went_back(newest, recorded, cause, advice).map(|why| Fault::StaleToken.because(why))
-}
-
 /// A backend, as an address names it.
 pub struct Kind {
     pub schemes: &'static [&'static str],
@@ -345,63 +346,48 @@ pub struct Kind {
     schema: Option<fn(&Address) -> Result<String>>,
 }
 
+impl Kind {
+    const fn new(
+        schemes: &'static [&'static str],
+        parameters: &'static [&'static str],
+        open: fn(&Address, Patience) -> Result<Box<dyn Backend>>,
+    ) -> Kind {
+        Kind { schemes, parameters, open, schema: None }
+    }
+}
+
 /// Every backend that was built in. A feature of the crate stands for each but files.
 pub const KINDS: &[Kind] = &[
-    Kind {
-        schemes: &["file"],
-        parameters: &[],
-        open: |address, _| Ok(Box::new(file::FileBackend::open(address)?)),
-        schema: None,
-    },
+    Kind::new(&["file"], &[], |address, _| Ok(Box::new(file::FileBackend::open(address)?))),
     #[cfg(feature = "redis")]
-    Kind {
-        schemes: &[
-            "redis",
-            "rediss",
-            "redis+unix",
-            "redis+sentinel",
-            "rediss+sentinel",
-            "redis+cluster",
-            "rediss+cluster",
-        ],
-        parameters: redis::PARAMETERS,
-        open: |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
-        schema: None,
-    },
+    Kind::new(
+        &["redis", "rediss", "redis+unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"],
+        redis::PARAMETERS,
+        |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
+    ),
     #[cfg(feature = "redis")]
-    Kind {
-        schemes: &["redlock", "redlocks"],
-        parameters: &[],
-        open: |address, patience| Ok(Box::new(redlock::Redlock::open(address, patience)?)),
-        schema: None,
-    },
+    Kind::new(&["redlock", "redlocks"], &[], |address, patience| {
+        Ok(Box::new(redlock::Redlock::open(address, patience)?))
+    }),
     #[cfg(feature = "etcd")]
-    Kind {
-        schemes: &["etcd", "etcds"],
-        parameters: &[],
-        open: |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?)),
-        schema: None,
-    },
+    Kind::new(&["etcd", "etcds"], &[], |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?))),
     #[cfg(feature = "zookeeper")]
-    Kind {
-        schemes: &["zookeeper", "zk", "zookeepers"],
-        parameters: zookeeper::PARAMETERS,
-        open: |address, patience| Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?)),
-        schema: None,
-    },
+    Kind::new(&["zookeeper", "zk", "zookeepers"], zookeeper::PARAMETERS, |address, patience| {
+        Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?))
+    }),
     #[cfg(feature = "postgres")]
     Kind {
-        schemes: &["postgres", "postgresql"],
-        parameters: postgres::PARAMETERS,
-        open: |address, patience| Ok(Box::new(postgres::Postgres::open(address, patience)?)),
         schema: Some(postgres::schema),
+        ..Kind::new(&["postgres", "postgresql"], postgres::PARAMETERS, |address, patience| {
+            Ok(Box::new(postgres::Postgres::open(address, patience)?))
+        })
     },
     #[cfg(feature = "mysql")]
     Kind {
-        schemes: &["mysql", "mariadb"],
-        parameters: mysql::PARAMETERS,
-        open: |address, patience| Ok(Box::new(mysql::Mysql::open(address, patience)?)),
         schema: Some(mysql::schema),
+        ..Kind::new(&["mysql", "mariadb"], mysql::PARAMETERS, |address, patience| {
+            Ok(Box::new(mysql::Mysql::open(address, patience)?))
+        })
     },
 ];
 
@@ -443,12 +429,28 @@ pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
 }
 
 pub fn schema(address: &Address) -> Result<String> {
-    match kind(address)?.schema {
-        Some(schema) => schema(address),
-        None => {
-            let scheme = address.scheme();
-            Err(Fault::Usage
-                .because(format_args!("{scheme}:// has no schema; --backend postgres://… and mysql://… have")))
-        }
+    let Some(schema) = kind(address)?.schema else {
+        let what = format!("{}:// has no schema; --backend postgres://… and mysql://… have", address.scheme());
+        return Err(Fault::Usage.because(what));
+    };
+    schema(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_has_to_be_greater_than_all_that_can_be_true() {
+        let (name, who) = ("n".parse().unwrap(), Identity::of_this_process("").unwrap());
+        let ask = Ask { name, who, mode: Mode::Exclusive, ttl: Duration::ZERO, queue: false, once: None };
+        let refused = |recorded: &[u64]| {
+            let checked = ask.check_token([Token(7), Token(8)], recorded.iter().copied().map(Token), ["", ""]);
+            checked.map_err(|error| format!("{error:#}")).err()
+        };
+        assert_eq!(refused(&[5, 6, u64::MAX]), None);
+        assert!(refused(&[8, 9, 2]).unwrap().contains("an earlier run had 9"));
+        assert!(refused(&[7]).unwrap().contains("an earlier run had 7"));
+        assert_eq!(refused(&[]), None);
     }
 }

@@ -28,8 +28,8 @@ pub use self::keys::lease_id;
 use self::queue::{Details, Entry, Reads, View};
 use self::recipe::{Granted, Place};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Listing, Page,
-    Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld,
+    Released, Renewal, Revoke, Revoked, next_names,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
@@ -50,7 +50,7 @@ pub struct Etcd {
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
     /// The rest of a list of all locks.
-    listing: Listing,
+    listing: BTreeSet<LockName>,
 }
 
 impl Etcd {
@@ -65,7 +65,7 @@ impl Etcd {
             granted: None,
             watch: Watch::default(),
             seen: SeenHolders::default(),
-            listing: Listing::default(),
+            listing: BTreeSet::new(),
         })
     }
 
@@ -161,7 +161,7 @@ impl Backend for Etcd {
         let token = reads.range()?.kvs().first().map(|kv| Entry::from(kv).token());
         Ok(match (token, reads.value()?) {
             (None, Some(reason)) => Renewal::ForceReleased(reason),
-            (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
+            (None, None) => Renewal::Lost("its etcd key was deleted".to_owned()),
             (Some(token), _) if token != lease.token => {
                 Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {token}"))
             }
@@ -286,14 +286,13 @@ impl Backend for Etcd {
             let prefixes = self.keys.of_all_locks();
             let keys = |prefix| TxnOp::get(prefix, Some(GetOptions::new().with_prefix().with_keys_only()));
             let mut reads = self.members.read(prefixes.clone().map(keys)).await?;
-            let mut names = BTreeSet::new();
+            self.listing.clear();
             for prefix in prefixes {
-                names.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
+                self.listing.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
             }
-            self.listing = Listing::of(names);
         }
-        let names = self.listing.next(PAGE);
-        Ok(Page { locks: self.states_of(&names).await?, next: self.listing.more() })
+        let (names, next) = next_names(&mut self.listing, PAGE);
+        Ok(Page { locks: self.states_of(&names).await?, next })
     }
 
     async fn examine(&mut self) -> Result<Checkup> {

@@ -188,11 +188,7 @@ impl Backend for Mysql {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let once = match what {
-            Forget::Everything => None,
-            Forget::Once(key) => Some(text(key)),
-        };
-        let sql = call("dlock_forget", &[text(name.as_str()), optional(once)]);
+        let sql = call("dlock_forget", &[text(name.as_str()), optional(what.once().map(text))]);
         let answer = self.client.call_and_quit(&sql).await?;
         answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }

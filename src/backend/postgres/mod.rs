@@ -235,11 +235,8 @@ impl Backend for Postgres {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let once = match what {
-            Forget::Everything => None,
-            Forget::Once(key) => Some(plain(key)),
-        };
-        let answer = self.client.call("SELECT dlock.forget($1, $2)", &[&name.as_str(), &once]).await?;
+        let with: &Parameters<'_> = &[&name.as_str(), &what.once().map(plain)];
+        let answer = self.client.call("SELECT dlock.forget($1, $2)", with).await?;
         answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }
 

@@ -199,14 +199,6 @@ pub fn ending_args(ending: &Ending) -> [String; 5] {
     [millis(hold), run, once, ending.keep.to_string(), success_ms]
 }
 
-/// What `forget.lua` is told: a key, or nothing for everything.
-pub fn forget_arg(what: &Forget) -> &str {
-    match what {
-        Forget::Everything => "",
-        Forget::Once(key) => key,
-    }
-}
-
 /// What `revoke.lua` is told.
 pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 7]> {
     let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
@@ -304,7 +296,7 @@ impl Backend for Redis {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        self.server.run(&FORGET, &self.keys(name), &[forget_arg(what)]).await
+        self.server.run(&FORGET, &self.keys(name), &[what.once().unwrap_or_default()]).await
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {

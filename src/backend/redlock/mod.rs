@@ -180,7 +180,7 @@ impl Backend for Redlock {
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
-        let replies = self.nodes.ask(&FORGET, &keys, |_| vec![redis::forget_arg(what).to_owned()]).await;
+        let replies = self.nodes.ask(&FORGET, &keys, |_| vec![what.once().unwrap_or_default().to_owned()]).await;
         let said = |wanted: Forgotten| count(&replies, |said: &Forgotten| *said == wanted);
         Ok(match [Forgotten::InUse, Forgotten::Done, Forgotten::Nothing].map(said) {
             [in_use, ..] if in_use > 0 => Forgotten::InUse,

@@ -15,7 +15,7 @@ use super::ensemble::Session;
 use super::queue::{Details, Entry, Slot, server_date, token};
 use super::status::View;
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
+use crate::backend::{Ask, Attempt, Busy, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, waiters, watched};
 use crate::lock::{Holder, LockName, Mode, Record, SeenHolders, Token};
@@ -72,10 +72,8 @@ impl ZooKeeper {
             self.watch(watches.collect()).await?;
             return self.busy(None, 0, vanished);
         }
-        match self.stale_token(ask, view.last_token)? {
-            Some(stale) => Err(stale),
-            None => self.grant(ask, view).await,
-        }
+        self.check_token(ask, view.last_token)?;
+        self.grant(ask, view).await
     }
 
     pub(super) fn place(&self) -> Result<&Place> {
@@ -227,13 +225,13 @@ impl ZooKeeper {
         Ok(Attempt::Busy(Busy { holder, ahead: Some(ahead), ask_again }))
     }
 
-    /// Why our token must not be handed out, if transaction numbers went back.
-    fn stale_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<Option<anyhow::Error>> {
+    /// Refuses our token if transaction numbers went back.
+    fn check_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<()> {
         let (own, next) = (token(self.place()?.stat.czxid), token(self.ensemble.session()?.seen + 1));
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
         let meta = self.paths.history(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
-        Ok(stale_token(ask.mode, own, next, recorded, cause, &advice))
+        ask.check_token([own, next], recorded, [cause, &advice])
     }
 
     async fn grant(&mut self, ask: &Ask, mut view: View) -> Result<Attempt> {

@@ -45,7 +45,7 @@ impl ZooKeeper {
         };
         match ours {
             None => {
-                let lost = || Renewal::Lost(messages::deleted(&path));
+                let lost = || Renewal::Lost(format!("{path} was deleted"));
                 Ok(reason_for(&lease.owner, taken).map_or_else(lost, Renewal::ForceReleased))
             }
             Some((_, stat)) if stat.czxid != czxid => Ok(Renewal::Lost(format!("{path} is another one now"))),
