@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::{Address, Ask, Busy, Finding, Forgotten, Patience, Reheld, Released, Renewal, Revoked};
+use super::{Address, Ask, Attempt, Busy, Finding, Forgotten, Patience, Reheld, Released, Renewal, Revoked};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Contender, Grant, History, Identity, LastRun, Mode, Token};
+use crate::lock::{Contender, Grant, History, Identity, LastRun, LockName, Mode, Token};
 
 /// How long a place in the queue lasts unless asked again; functions.sql and procedures.sql have the same number.
 const PLACE: Duration = Duration::from_secs(10);
@@ -26,18 +26,7 @@ const STEP_BACK: Duration = Duration::from_millis(100);
 /// listens, says otherwise in no time.
 const ANOTHER: Duration = Duration::from_millis(250);
 
-/// What a contender that asks is told.
-pub enum Acquired {
-    Granted {
-        token: Token,
-        slot: Option<u32>,
-    },
-    Busy(Queued),
-    /// In use by this contender with another number of slots.
-    OtherSlots(Contender),
-    AlreadyRan,
-}
-
+/// What a contender that has to wait is told.
 pub struct Queued {
     pub holder: Option<Contender>,
     /// Waiters before us.
@@ -52,26 +41,33 @@ pub struct Queued {
 
 /// Our place in the queue, as far as we know.
 pub struct Place {
+    pub name: LockName,
     /// Whose wake-up lock to wait for.
     pub behind: Option<i64>,
     /// When to ask again at the latest.
     pub due: Instant,
+    /// Those far behind keep no connection between two questions, so that there is one left for others.
+    pub is_far_behind: bool,
+    /// It is our turn, as far as the one in front was all that blocked us.
+    pub woken: bool,
+}
+
+/// The lock is ours.
+pub fn granted(ask: &Ask, token: i64, slot: Option<u32>, from: Instant) -> (Attempt, Option<Place>) {
+    let grant = Grant { from, ttl: ask.ttl, slack: Duration::ZERO };
+    (Attempt::Granted(ask.lease(Token(token.unsigned_abs()), slot, grant)), None)
 }
 
 impl Queued {
-    /// Those far behind keep no connection between two questions, so that there is one left for others.
-    pub fn is_far_behind(&self) -> bool {
-        self.ahead >= self.room
-    }
-
-    pub fn place(&self, ask: &Ask) -> Place {
-        let behind = self.behind.filter(|_| !self.is_far_behind());
-        Place { behind, due: clock::now() + self.until_next_question(ask, behind) }
-    }
-
-    pub fn busy(self, ask: &Ask, place: &Place) -> Busy {
-        let late = if place.behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
-        Busy { holder: self.holder, ahead: Some(self.ahead), ask_again: place.due + late }
+    /// What follows for whoever asked.
+    pub fn wait(self, ask: &Ask) -> (Attempt, Option<Place>) {
+        let is_far_behind = self.ahead >= self.room;
+        let behind = self.behind.filter(|_| !is_far_behind);
+        let due = clock::now() + self.until_next_question(ask, behind);
+        let late = if behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
+        let place = Place { name: ask.name.clone(), behind, due, is_far_behind, woken: false };
+        let busy = Busy { holder: self.holder, ahead: Some(self.ahead), ask_again: due + late };
+        (Attempt::Busy(busy), ask.queue.then_some(place))
     }
 
     /// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several

@@ -4,7 +4,9 @@
 //! `tables.sql` and `procedures.sql` define and document them, SQL clients use the same ones, and every verb here is one
 //! call of one of them, in one round trip and one transaction. So this file knows no queue and no rule about who may
 //! hold: it asks, with the owner as the key, and repeats safely. A grant counts when the call has answered, which is after
-//! its commit: in a Galera cluster, one that is not certified is an error, and is asked for again.
+//! its commit: in a Galera cluster, one that is not certified is an error, and is asked for again. If the lock is busy,
+//! it waits for the wake-up lock of the one in front and asks again. Where there is none to wait for (a proxy, another node
+//! of a cluster, an SQL client without a session of its own), it asks again and again.
 //!
 //! The token is a column of the lock's row, which is never deleted: at every grant it becomes one more, or the microseconds
 //! since the epoch if that is more still, so that it grows even over a restored backup.
@@ -19,7 +21,6 @@ mod client;
 mod doctor;
 mod errors;
 mod option_file;
-mod recipe;
 mod schema;
 mod session;
 mod settings;
@@ -29,6 +30,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use async_trait::async_trait;
 
+use super::sql::Place;
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
@@ -37,7 +39,6 @@ use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 
 use answer::{get, outcome};
 use client::Client;
-use recipe::Place;
 pub use settings::PARAMETERS;
 
 const LOCKS_PER_PAGE: usize = 100;
@@ -61,6 +62,29 @@ impl Mysql {
     async fn session(&mut self) -> Result<String> {
         let session = self.client.connection_id().await?;
         Ok(optional(self.client.wakes_up().then_some(session)))
+    }
+
+    /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. The server sees within a
+    /// second when we abandon this half-way.
+    async fn wait_in_queue(&mut self) {
+        let Some(place) = &mut self.place else { return };
+        let Some(behind) = place.behind else { return std::future::pending().await };
+        while !place.due.has_passed() {
+            let patience = place.due.remaining().as_secs_f64();
+            let sql = call("dlock_await", &[text(place.name.as_str()), behind.to_string(), format!("{patience:.3}")]);
+            let answer = self.client.call(&sql).await;
+            match answer.and_then(|answer| answer.map(|answer| get(answer.row()?, "woken")).transpose()) {
+                Ok(Some(Some(0))) => {}
+                Ok(Some(Some(woken))) => {
+                    place.woken = woken == 1;
+                    return;
+                }
+                // The connection is gone, and our place will be if we do not ask for it.
+                Err(_) if !self.client.is_connected() => return,
+                // The server does not let us wait: then we ask when it is time.
+                Ok(None | Some(None)) | Err(_) => return std::future::pending().await,
+            }
+        }
     }
 
     fn watch(&mut self, lease: &Lease) {
@@ -104,7 +128,32 @@ fn date(at: SystemTime) -> String {
 #[async_trait(?Send)]
 impl Backend for Mysql {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        self.acquire(ask).await
+        let sql = call(
+            "dlock_ask",
+            &[
+                text(ask.name.as_str()),
+                text(ask.who.owner.as_str()),
+                ask.ttl.as_micros().to_string(),
+                text(ask.mode.word()),
+                ask.mode.slots().to_string(),
+                ask.queue.to_string(),
+                optional(ask.once.as_deref().map(text)),
+                text(&ask.who.to_json()),
+                self.session().await?,
+                self.place.as_ref().is_some_and(|place| !place.woken).to_string(),
+            ],
+        );
+        let answer = self.client.call_installed(&sql).await?;
+        let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
+        schema::check(version)?;
+        if place.as_ref().is_some_and(|place| place.is_far_behind) {
+            self.client.quit().await;
+        }
+        if let Attempt::Granted(lease) = &attempt {
+            self.watch(lease);
+        }
+        self.place = place;
+        Ok(attempt)
     }
 
     async fn changed(&mut self) -> Result<()> {

@@ -28,12 +28,12 @@ impl Session {
             return Session::begin(server).await;
         }
         let mut all = writable(servers, |server| async move { Session::begin_writable(&server).await }).await?;
-        let (place, first) = all.remove(0);
-        if let Some((other, _)) = all.iter().find(|(_, other)| other.identity != first.identity) {
+        let (place, (session, identity)) = all.remove(0);
+        if let Some((other, _)) = all.iter().find(|(_, (_, other))| *other != identity) {
             let labels = [place, *other].map(|place| (place, servers[place].label.as_str()));
             return Err(two_can_be_written_to(labels, "name only those of one cluster, and make replicas read_only"));
         }
-        Ok(first.session)
+        Ok(session)
     }
 
     async fn begin(server: &Server) -> Result<Session> {
@@ -57,7 +57,8 @@ impl Session {
         begun.map(|conn| Session { conn }).map_err(|error| error.context(server.label.clone()))
     }
 
-    async fn begin_writable(server: &Server) -> Result<Writable> {
+    /// With which server it is that can be written to: all nodes of a Galera cluster are one.
+    async fn begin_writable(server: &Server) -> Result<(Session, String)> {
         const SQL: &str =
             "SELECT @@global.read_only AS read_only, CONCAT(@@hostname, ':', @@port, ' ', @@server_id) AS id;
             SHOW GLOBAL VARIABLES LIKE 'wsrep_on';
@@ -79,7 +80,7 @@ impl Session {
             }
             _ => get(row, "id")?,
         };
-        Ok(Writable { session, identity })
+        Ok((session, identity))
     }
 
     /// As the server, or a proxy before it, called the connection at the log-in.
@@ -118,12 +119,6 @@ impl Session {
         }
         Ok(results)
     }
-}
-
-/// A server that can be written to, and which it is: all nodes of a Galera cluster are one.
-struct Writable {
-    session: Session,
-    identity: String,
 }
 
 async fn log_in(options: OptsBuilder) -> Result<Conn> {

@@ -29,13 +29,13 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
-    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
 
-use super::sql::{Acquired, Place, Queued};
+use super::sql::Place;
 use answer::{ACQUIRED, outcome};
 use errors::{UNWRITABLE, is_about};
 use session::{Client, Parameters};
@@ -54,17 +54,6 @@ pub struct Postgres {
 impl Postgres {
     pub fn open(address: &Address, patience: Patience) -> Result<Postgres> {
         Ok(Postgres { client: Client::new(address, patience)?, place: None, hears_of_revocation: false })
-    }
-
-    /// What follows for our place.
-    fn queue(&mut self, ask: &Ask, queued: Queued) -> Busy {
-        if queued.is_far_behind() {
-            self.client.disconnect();
-        }
-        let place = queued.place(ask);
-        let busy = queued.busy(ask, &place);
-        self.place = ask.queue.then_some(place);
-        busy
     }
 
     /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. What is abandoned half-way
@@ -146,19 +135,13 @@ impl Backend for Postgres {
         let (wake, session) = (self.client.channel(), self.client.process().await?);
         let with: &Parameters<'_> = &[&name, &owner, &ttl, &mode, &slots, &ask.queue, &once, &who, &wake, &session];
         let answer = self.client.call_installed(&sql, with).await?;
-        let (version, acquired) = answer::acquired(answer.row()?)?;
+        let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
         schema::check(version, &self.client.settings.schema)?;
-        self.place = None;
-        Ok(match acquired {
-            Acquired::Granted { token, slot } => {
-                self.hears_of_revocation = false;
-                let grant = Grant { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO };
-                Attempt::Granted(ask.lease(token, slot, grant))
-            }
-            Acquired::Busy(queued) => Attempt::Busy(self.queue(ask, queued)),
-            Acquired::OtherSlots(other) => ask.differs_from(other),
-            Acquired::AlreadyRan => Attempt::AlreadyRan,
-        })
+        if place.as_ref().is_some_and(|place| place.is_far_behind) {
+            self.client.disconnect();
+        }
+        (self.place, self.hears_of_revocation) = (place, false);
+        Ok(attempt)
     }
 
     async fn changed(&mut self) -> Result<()> {
