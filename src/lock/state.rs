@@ -87,6 +87,8 @@ impl LockState {
         history: impl Into<History>,
     ) -> LockState {
         let mode = holders.first().or(waiters.first()).map_or(Mode::Exclusive, |one| one.mode);
+        let History { runs, last_success_at } = history.into();
+        let mut runs = runs.into_iter();
         LockState {
             state: match () {
                 () if holders.is_empty() => State::Free,
@@ -97,15 +99,11 @@ impl LockState {
             slots: mode.slots(),
             holders,
             waiters: waiters.into_iter().map(|one| Contender { waits: true, ..one }).collect(),
+            last_run: runs.next(),
+            earlier: runs.collect(),
+            last_success_at,
             ..LockState::free(name, backend)
         }
-        .with(history.into())
-    }
-
-    pub fn with(self, history: History) -> LockState {
-        let History { runs, last_success_at } = history;
-        let mut runs = runs.into_iter();
-        LockState { last_run: runs.next(), earlier: runs.collect(), last_success_at, ..self }
     }
 
     /// How many of how many nodes say what the lock's state says, where it is on several.

@@ -19,7 +19,7 @@ use crate::exit::Fault;
 const STEP_ASIDE: Duration = Duration::from_millis(20);
 
 pub struct Client {
-    settings: Settings,
+    pub settings: Settings,
     pub patience: Patience,
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
     /// half-way takes the connection with it.
@@ -58,16 +58,6 @@ impl Client {
     pub async fn connection_id(&mut self) -> Result<u32> {
         let session = self.connected().await?;
         Ok(self.session.insert(session).id())
-    }
-
-    /// Whether waiters may be woken by wake-up locks.
-    pub fn wakes_up(&self) -> bool {
-        self.settings.wakes_up
-    }
-
-    /// Whether nothing that is sent leaves this machine.
-    pub fn stays_here(&self) -> bool {
-        self.settings.servers.iter().all(|server| server.is_local)
     }
 
     pub fn is_connected(&self) -> bool {

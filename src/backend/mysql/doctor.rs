@@ -28,12 +28,13 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
     let row = answer.row()?;
     let server = Server::read(answer.results.get(1..4).context("the server did not tell its settings")?)?;
     let (used, usable) = (server.number("threads_connected"), server.number("max_connections"));
+    let stays_here = client.settings.servers.iter().all(|server| server.is_local);
     let findings = vec![
         Finding::of("mysql-version", server.version()),
         server.durability(),
         server.replicas(),
         sql::connections("mysql-connections", used, usable, "raise max_connections"),
-        sql::privacy("mysql-tls", client.stays_here() || !server.get("ssl_cipher").is_empty()),
+        sql::privacy("mysql-tls", stays_here || !server.get("ssl_cipher").is_empty()),
         proxy(get::<u32>(row, "connection")? != client.connection_id().await?),
         by_hand(answer.results.get(4).and_then(|rows| rows.first()).map(|row| get(row, "triggers")).transpose()?),
     ];

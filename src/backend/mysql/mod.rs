@@ -61,7 +61,7 @@ impl Mysql {
     /// The number of our connection, for wake-up locks; null where none may be used.
     async fn session(&mut self) -> Result<String> {
         let session = self.client.connection_id().await?;
-        Ok(optional(self.client.wakes_up().then_some(session)))
+        Ok(optional(self.client.settings.wakes_up.then_some(session)))
     }
 
     /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. The server sees within a
@@ -146,13 +146,13 @@ impl Backend for Mysql {
         let answer = self.client.call_installed(&sql).await?;
         let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
         schema::check(version)?;
-        if place.as_ref().is_some_and(|place| place.is_far_behind) {
-            self.client.quit().await;
-        }
         if let Attempt::Granted(lease) = &attempt {
             self.watch(lease);
         }
         self.place = place;
+        if self.place.as_ref().is_some_and(|place| place.is_far_behind) {
+            self.client.quit().await;
+        }
         Ok(attempt)
     }
 

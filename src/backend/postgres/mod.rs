@@ -173,7 +173,7 @@ impl Backend for Postgres {
         let (ttl, wake) = (lease.grant.ttl.as_secs_f64(), self.client.channel());
         let session = self.client.process().await?;
         let with: &Parameters<'_> = &[&name, &owner, &token, &ttl, &wake, &session];
-        let Some(answer) = self.client.call_listening(SQL, with).await? else {
+        let Some(answer) = self.client.ask(wake.clone(), SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone, or is another version's".to_owned()));
         };
         outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })

@@ -103,13 +103,9 @@ impl Client {
         self.ask(None, sql, with).await
     }
 
-    /// Calls it, and hears of later changes from then on.
-    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        self.ask(self.channel(), sql, with).await
-    }
-
-    /// In `sql`, `dlock.` stands for the schema, whatever it is called.
-    async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+    /// Calls it and, if there is a channel to `listen` on, hears of later changes from then on. In `sql`, `dlock.` stands
+    /// for the schema, whatever it is called.
+    pub async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
         let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
         loop {
             let mut session = self.connected().await?;
