@@ -86,13 +86,6 @@ impl Mysql {
             }
         }
     }
-
-    fn watch(&mut self, lease: &Lease) {
-        self.look = Some(call(
-            "dlock_watch",
-            &[text(lease.name.as_str()), text(lease.owner.as_str()), lease.token.to_string()],
-        ));
-    }
 }
 
 /// The SQL that makes the tables and procedures, for an administrator.
@@ -103,6 +96,11 @@ pub fn schema(address: &Address) -> Result<String> {
 /// A call with these values, which are SQL already.
 fn call(procedure: &str, with: &[String]) -> String {
     format!("CALL {procedure}({})", with.join(", "))
+}
+
+/// The lock, its holder and its token.
+fn of_lease(lease: &Lease) -> [String; 3] {
+    [text(lease.name.as_str()), text(lease.owner.as_str()), lease.token.to_string()]
 }
 
 /// A text as SQL, whatever it has in it and however the server reads a backslash.
@@ -128,26 +126,16 @@ fn date(at: SystemTime) -> String {
 #[async_trait(?Send)]
 impl Backend for Mysql {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        let sql = call(
-            "dlock_ask",
-            &[
-                text(ask.name.as_str()),
-                text(ask.who.owner.as_str()),
-                ask.ttl.as_micros().to_string(),
-                text(ask.mode.word()),
-                ask.mode.slots().to_string(),
-                ask.queue.to_string(),
-                optional(ask.once.as_deref().map(text)),
-                text(&ask.who.to_json()),
-                self.session().await?,
-                self.place.as_ref().is_some_and(|place| !place.woken).to_string(),
-            ],
-        );
-        let answer = self.client.call_installed(&sql).await?;
+        let (name, owner, who) = (text(ask.name.as_str()), text(ask.who.owner.as_str()), text(&ask.who.to_json()));
+        let (ttl, mode, slots) = (ask.ttl.as_micros().to_string(), text(ask.mode.word()), ask.mode.slots().to_string());
+        let (queue, once) = (ask.queue.to_string(), optional(ask.once.as_deref().map(text)));
+        let (session, waits) = (self.session().await?, self.place.as_ref().is_some_and(|place| !place.woken));
+        let with = [name, owner, ttl, mode, slots, queue, once, who, session, waits.to_string()];
+        let answer = self.client.call_installed(&call("dlock_ask", &with)).await?;
         let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
         schema::check(version)?;
         if let Attempt::Granted(lease) = &attempt {
-            self.watch(lease);
+            self.look = Some(call("dlock_watch", &of_lease(lease)));
         }
         self.place = place;
         if self.place.as_ref().is_some_and(|place| place.is_far_behind) {
@@ -182,42 +170,25 @@ impl Backend for Mysql {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        let sql = call(
-            "dlock_extend",
-            &[
-                text(lease.name.as_str()),
-                text(lease.owner.as_str()),
-                lease.token.to_string(),
-                lease.grant.ttl.as_micros().to_string(),
-                self.session().await?,
-            ],
-        );
-        let Some(answer) = self.client.call(&sql).await? else {
+        let ([name, owner, token], ttl) = (of_lease(lease), lease.grant.ttl.as_micros().to_string());
+        let with = [name, owner, token, ttl, self.session().await?];
+        let Some(answer) = self.client.call(&call("dlock_extend", &with)).await? else {
             return Ok(Renewal::Lost("dlock's tables are gone, or are another version's".to_owned()));
         };
-        self.watch(lease);
+        self.look = Some(call("dlock_watch", &of_lease(lease)));
         outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let run = ending.last_run.as_ref();
         let success = run.filter(|run| run.succeeded());
-        let keep = ending.hold_until.map_or(0, |until| until.remaining().as_micros());
-        let sql = call(
-            "dlock_end",
-            &[
-                text(lease.name.as_str()),
-                text(lease.owner.as_str()),
-                lease.token.to_string(),
-                keep.to_string(),
-                optional(run.map(|run| text(&run.to_json()))),
-                optional(success.and_then(|run| run.once.as_deref()).map(text)),
-                ending.keep.to_string(),
-                optional(success.and_then(|run| run.ended_at).map(date)),
-                self.session().await?,
-            ],
-        );
-        let answer = self.client.call_and_quit(&sql).await?;
+        let [name, owner, token] = of_lease(lease);
+        let keep = ending.hold_until.map_or(0, |until| until.remaining().as_micros()).to_string();
+        let (run, runs) = (optional(run.map(|run| text(&run.to_json()))), ending.keep.to_string());
+        let once = optional(success.and_then(|run| run.once.as_deref()).map(text));
+        let succeeded = optional(success.and_then(|run| run.ended_at).map(date));
+        let with = [name, owner, token, keep, run, once, runs, succeeded, self.session().await?];
+        let answer = self.client.call_and_quit(&call("dlock_end", &with)).await?;
         answer.map_or(Ok(Released::NotOurs), |answer| outcome(answer.row()?)?.released())
     }
 
