@@ -80,7 +80,7 @@ impl Mysql {
                     return;
                 }
                 // The connection is gone, and our place will be if we do not ask for it.
-                Err(_) if !self.client.is_connected() => return,
+                Err(_) if self.client.session.is_none() => return,
                 // The server does not let us wait: then we ask when it is time.
                 Ok(None | Some(None)) | Err(_) => return std::future::pending().await,
             }

@@ -17,7 +17,7 @@ use crate::exit::Fault;
 const MOST_ROWS: usize = 100_000;
 
 pub struct Session {
-    conn: Conn,
+    pub conn: Conn,
 }
 
 impl Session {
@@ -83,11 +83,6 @@ impl Session {
         Ok((session, identity))
     }
 
-    /// As the server, or a proxy before it, called the connection at the log-in.
-    pub fn id(&self) -> u32 {
-        self.conn.id()
-    }
-
     /// Whether semi-synchronous replicas have what was committed before: the server stops waiting for them if they take too
     /// long, and waits again when they have caught up.
     pub async fn has_replica(&mut self) -> Result<bool> {
@@ -96,11 +91,6 @@ impl Session {
         let results = self.query(SQL).await.map_err(explain)?;
         let is_on = |row| Ok(get::<String>(row, "Value")? == "ON");
         results.iter().flatten().map(is_on).try_fold(false, |any, on: Result<bool>| Ok(any | on?))
-    }
-
-    pub async fn quit(self) {
-        // Nothing is lost if it cannot be said.
-        let _ = self.conn.disconnect().await;
     }
 
     /// The rows of each result.

@@ -24,7 +24,7 @@ pub async fn examine(client: &mut Client) -> Result<Checkup> {
     let row = answer.row()?;
     let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
     // A pooler calls the process that serves us by another number.
-    let pooled = client.session().and_then(|session| session.process) != Some(row.try_get(10)?);
+    let pooled = client.session.as_ref().and_then(|session| session.process) != Some(row.try_get(10)?);
     let findings = vec![
         Finding::of("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
         durability(row.try_get(2)?, row.try_get(3)?),

@@ -68,7 +68,7 @@ impl Postgres {
                 Ok(Some(false)) => {}
                 Ok(Some(true)) => return,
                 // The connection is gone, and our place will be if we do not ask for it.
-                Err(_) if self.client.session().is_none() => return,
+                Err(_) if self.client.session.is_none() => return,
                 // The server does not let us wait: then we ask when it is time.
                 Ok(None) | Err(_) => return std::future::pending().await,
             }
@@ -138,7 +138,7 @@ impl Backend for Postgres {
         let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
         schema::check(version, &self.client.settings.schema)?;
         if place.as_ref().is_some_and(|place| place.is_far_behind) {
-            self.client.disconnect();
+            self.client.session = None;
         }
         (self.place, self.hears_of_revocation) = (place, false);
         Ok(attempt)
@@ -150,7 +150,7 @@ impl Backend for Postgres {
         } else if !self.hears_of_revocation && self.client.channel().is_some() {
             // The command is no short one: the lock is renewed, in order to be notified of a revocation from here on.
             self.hears_of_revocation = true;
-        } else if let Some(session) = self.client.session() {
+        } else if let Some(session) = &self.client.session {
             session.news().await;
         } else {
             std::future::pending().await
@@ -163,7 +163,7 @@ impl Backend for Postgres {
         let with: &Parameters<'_> = &[&ask.name.as_str(), &ask.who.owner.as_str()];
         self.client.call("SELECT dlock.withdraw($1, $2)", with).await?;
         // With the session, the wake-up lock falls.
-        self.client.disconnect();
+        self.client.session = None;
         Ok(())
     }
 
