@@ -34,6 +34,7 @@ mod tls;
 pub mod zookeeper;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::File;
 use std::future::Future;
 use std::sync::Arc;
@@ -44,9 +45,7 @@ use async_trait::async_trait;
 
 use crate::clock::Instant;
 use crate::exit::Fault;
-use crate::lock::{
-    Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, messages, rounded,
-};
+use crate::lock::{Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, rounded};
 use crate::report::describe;
 pub use address::{Address, COMMON, Host};
 pub use doctor::{Checkup, Finding, Verdict};
@@ -86,7 +85,14 @@ impl Ask {
 
     /// What comes of it if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
-        Attempt::OtherSlots(messages::other_slots(describe(&other), other.mode, self.mode))
+        self.other_slots(describe(&other), other.mode)
+    }
+
+    fn other_slots(&self, who: impl Display, theirs: Mode) -> Attempt {
+        let (theirs, ours) = (theirs.slots(), self.mode.slots());
+        Attempt::OtherSlots(format!(
+            "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
+        ))
     }
 
     /// Refuses a token if the server's counter of tokens went back: it is not greater than all on record. With shares and
@@ -330,6 +336,14 @@ pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>
 
 /// How long what a holder is to learn of its loss is kept for it, where it is kept apart: nobody may ever come for it.
 const KEPT_FOR_THE_LATE: Duration = Duration::from_secs(24 * 3600);
+
+const FOREIGN_HOLDER: &str =
+    "its holder is not dlock and would not notice that it is asked to stop; --now takes the lock away at once";
+
+/// The record of a contender of ours is not ours any more.
+fn overwritten(what: impl Display) -> String {
+    format!("{what} has been overwritten: force-release --now takes it away")
+}
 
 /// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
 fn taken_away(reason: &str) -> anyhow::Error {

@@ -8,7 +8,6 @@
 
 mod contender;
 mod history;
-pub mod messages;
 mod pattern;
 pub mod queue;
 pub mod runs;

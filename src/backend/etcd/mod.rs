@@ -28,13 +28,13 @@ pub use self::keys::lease_id;
 use self::queue::{Details, Entry, Reads, View};
 use self::recipe::{Granted, Place};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld,
-    Released, Renewal, Revoke, Revoked, next_names,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, FOREIGN_HOLDER, Forget, Forgotten, Lease, Page,
+    Patience, Reheld, Released, Renewal, Revoke, Revoked, next_names, overwritten,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::queue::holders;
-use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenHolders, messages, runs};
+use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenHolders, runs};
 
 /// Between two tries to watch.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -236,7 +236,7 @@ impl Backend for Etcd {
         let Some(own) = holders(&view.queue).map(|at| &view.queue[at]).find(|one| one.key == key.as_bytes()) else {
             return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
         };
-        let Some(mut record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
+        let Some(mut record) = own.record.clone() else { bail!(overwritten(&key)) };
         if !own.is_left_behind() {
             return Ok(Reheld::Running);
         }
@@ -312,7 +312,7 @@ impl Backend for Etcd {
             };
             let (then, done) = match how {
                 Revoke::Safely { .. } if holder.record.is_none() => {
-                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                    return Ok(Revoked::Impossible(FOREIGN_HOLDER.to_owned()));
                 }
                 Revoke::Safely { reason } => {
                     let mut then = vec![self.keys.put_mark(name, holder, reason)];

@@ -14,10 +14,12 @@ use nix::sys::statfs::{FsType, statfs};
 use super::NAME;
 use super::folder::{self, Folder, LockFiles, TAKEN, WAITING, refusal, taken};
 use super::record::{self, Details, HOLDER, LAST_RUN, ONCE, Seen, WAITER, is_kept};
-use crate::backend::{DEFAULT_HISTORY, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked};
+use crate::backend::{
+    DEFAULT_HISTORY, FOREIGN_HOLDER, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked,
+};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
+use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State};
 use crate::openat::Names;
 
 pub fn inspect(files: &LockFiles, name: &LockName, locks: &HeldFlocks) -> Result<LockState> {
@@ -190,7 +192,7 @@ fn revoke_foreign(files: &LockFiles, side: &Folder, from: &Holder, how: &Revoke)
         _ if from.owner.is_some() => Ok(Revoked::NotHeld),
         Revoke::Safely { .. } => {
             let end = from.pid.map_or_else(String::new, |pid| format!("; or end process {pid}"));
-            Ok(Revoked::Impossible(format!("{}{end}", messages::FOREIGN_HOLDER)))
+            Ok(Revoked::Impossible(format!("{}{end}", FOREIGN_HOLDER)))
         }
         Revoke::Now { reason } => {
             let recorded = cut_short(side, from, reason);

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, messages};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 use answer::{Acquire, NotRenewed, Seen};
 use server::{Server, Watch};
 use status::Look;
@@ -254,9 +254,7 @@ impl Backend for Redis {
             }
             Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
             Acquire::AlreadyRan => Attempt::AlreadyRan,
-            Acquire::OtherSlots(theirs) => {
-                Attempt::OtherSlots(messages::other_slots("another contender", theirs, ask.mode))
-            }
+            Acquire::OtherSlots(theirs) => ask.other_slots("another contender", theirs),
         })
     }
 

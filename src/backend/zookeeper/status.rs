@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::ZooKeeper;
 use super::queue::{Entry, Queue};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, found};
-use crate::backend::{Ask, DEFAULT_HISTORY, Forget, Forgotten, Page, Revoke, Revoked, next_names};
+use crate::backend::{Ask, DEFAULT_HISTORY, FOREIGN_HOLDER, Forget, Forgotten, Page, Revoke, Revoked, next_names};
 use crate::lock::queue::holders;
-use crate::lock::{History, Holder, LastRun, LockName, LockState, OwnerId, Runs, Token, messages};
+use crate::lock::{History, Holder, LastRun, LockName, LockState, OwnerId, Runs, Token};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
@@ -202,7 +202,7 @@ impl ZooKeeper {
             };
             let (parts, done) = match (how, record.zip(holder.stat)) {
                 (Revoke::Safely { .. }, None) => {
-                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                    return Ok(Revoked::Impossible(FOREIGN_HOLDER.to_owned()));
                 }
                 (Revoke::Safely { reason }, Some((record, stat))) if !is_over => {
                     let mut marked = record.clone();
