@@ -177,10 +177,11 @@ impl ZooKeeper {
     /// data. As long as our session lasts the signs of life tell, and a holder without one ended in good order.
     fn vanished(&mut self, view: &View) -> Result<Option<Instant>> {
         let session = self.ensemble.session()?.id;
-        if self.seen_in.replace(session) == Some(session) {
-            self.seen.keep_missing();
-        }
         let is_present = |node: &str| view.queue.position(node).is_some();
+        // Not those that are there: the servers may lose their data before we have seen them again.
+        if self.seen_in.replace(session) == Some(session) {
+            self.seen.forget_gone(is_present);
+        }
         Ok(self.seen.may_run_until(clock::now(), is_present, view.last_token))
     }
 
