@@ -27,7 +27,7 @@ use crate::lock::{Deadlines, Holder, LeaseTiming, OwnerId};
 pub enum KeeperEvent {
     /// An ancestor of ours holds this very lock.
     Nested(Box<Holder>),
-    Busy(Busy),
+    Busy(Box<Busy>),
     Granted(Lease, Deadlines),
     AlreadyRan,
     /// Given up, as ordered.
@@ -204,7 +204,7 @@ impl KeeperLoop {
                     answered = true;
                     pause = Pause::new();
                     let ask_again = busy.ask_again;
-                    self.teller.tell(KeeperEvent::Busy(busy));
+                    self.teller.tell(KeeperEvent::Busy(Box::new(busy)));
                     unless_ordered(&mut self.ordered, hint_or_due(self.backend.as_mut(), ask_again)).await?;
                 }
                 Ok(Attempt::OtherSlots(why)) => {

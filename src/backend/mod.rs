@@ -1,4 +1,4 @@
-//! What dlock asks of a lock service, and the only place that knows how many kinds there are.
+//! What dlock asks of a lock service. How many kinds there are only [`kinds`] knows.
 //!
 //! A backend speaks its protocol and nothing else: it knows no child process, signal, terminal, retry
 //! policy or exit code. Rules every backend keeps:
@@ -9,9 +9,11 @@
 //! * An [`Instant`] that a lease counts from is read before the request that sets it is written.
 
 mod address;
+mod doctor;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+mod kinds;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "net")]
@@ -31,7 +33,8 @@ mod tls;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 
-use std::collections::{BTreeSet, btree_set};
+use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::File;
 use std::future::Future;
 use std::sync::Arc;
@@ -39,17 +42,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 use async_trait::async_trait;
-use serde::Serialize;
 
 use crate::clock::Instant;
-use crate::config::nearest;
 use crate::exit::Fault;
-use crate::lock::{
-    Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, messages, rounded,
-};
+use crate::lock::{Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, rounded};
 use crate::report::describe;
 pub use address::{Address, COMMON, Host};
+pub use doctor::{Checkup, Finding, Verdict};
 pub use file::{default_address as file_default_address, held_by_root, linger};
+pub use kinds::{KINDS, Kind, built_in, kind, open, schema};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
@@ -84,8 +85,32 @@ impl Ask {
 
     /// What comes of it if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
-        let theirs = other.mode;
-        Attempt::OtherSlots(messages::other_slots(describe(&other.into_holder()), theirs, self.mode))
+        self.other_slots(describe(&other), other.mode)
+    }
+
+    fn other_slots(&self, who: impl Display, theirs: Mode) -> Attempt {
+        let (theirs, ours) = (theirs.slots(), self.mode.slots());
+        Attempt::OtherSlots(format!(
+            "{who} uses it with --slots {theirs}, not {ours}: all contenders must name the same number"
+        ))
+    }
+
+    /// Refuses a token if the server's counter of tokens went back: it is not greater than all on record. With shares and
+    /// slots a holder may end before another one asks for its token, so that only the `next` one that the counter gives
+    /// tells. No dlock makes one that does not fit an i64: such a record is nonsense, and refuses nobody.
+    fn check_token(
+        &self,
+        [own, next]: [Token; 2],
+        recorded: impl IntoIterator<Item = Token>,
+        [cause, advice]: [&str; 2],
+    ) -> Result<()> {
+        let newest = if self.mode == Mode::Exclusive { own } else { next };
+        let possible = recorded.into_iter().filter(|token| i64::try_from(token.0).is_ok());
+        let Some(recorded) = possible.max().filter(|recorded| *recorded >= newest) else { return Ok(()) };
+        Err(Fault::StaleToken.because(format_args!(
+            "its fencing token would be {newest}, but an earlier run had {recorded}: {cause}. Nothing was started. \
+             {advice}"
+        )))
     }
 }
 
@@ -212,6 +237,16 @@ pub enum Forget {
     Once(String),
 }
 
+impl Forget {
+    /// The key, if it is only about one.
+    fn once(&self) -> Option<&str> {
+        match self {
+            Forget::Everything => None,
+            Forget::Once(key) => Some(key),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgotten {
     Done,
@@ -229,79 +264,10 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// The names of all locks, where a server tells them only all at once.
-#[derive(Default)]
-struct Listing(btree_set::IntoIter<LockName>);
-
-impl Listing {
-    fn of(names: BTreeSet<LockName>) -> Listing {
-        Listing(names.into_iter())
-    }
-
-    fn next(&mut self, most: usize) -> Vec<LockName> {
-        self.0.by_ref().take(most).collect()
-    }
-
-    /// What a [`Page`] says if there are more.
-    fn more(&self) -> Option<String> {
-        (self.0.len() > 0).then(|| "more".to_owned())
-    }
-}
-
-/// One thing that `dlock doctor` found out about a backend.
-#[derive(Clone, Debug, Serialize)]
-pub struct Finding {
-    /// A short stable name: `redis-eviction`, `etcd-version`.
-    pub check: &'static str,
-    pub verdict: Verdict,
-    /// What is: "maxmemory-policy is allkeys-lru".
-    pub what: String,
-    /// Why it matters for the promise; empty if it is fine.
-    pub why: String,
-    /// What to do; empty if it is fine.
-    pub advice: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    Fine,
-    /// It works, but the promise has a hole.
-    Weak,
-    /// It does not work.
-    Broken,
-}
-
-impl Finding {
-    pub fn fine(check: &'static str, what: impl Into<String>) -> Finding {
-        Finding { check, verdict: Verdict::Fine, what: what.into(), why: String::new(), advice: String::new() }
-    }
-
-    pub fn weak(
-        check: &'static str,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Finding {
-        Finding { check, verdict: Verdict::Weak, what: what.into(), why: why.into(), advice: advice.into() }
-    }
-
-    pub fn broken(
-        check: &'static str,
-        what: impl Into<String>,
-        why: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Finding {
-        Finding { verdict: Verdict::Broken, ..Finding::weak(check, what, why, advice) }
-    }
-}
-
-/// What a backend says about itself.
-#[derive(Clone, Debug, Default)]
-pub struct Checkup {
-    pub findings: Vec<Finding>,
-    /// The server's date minus ours, in microseconds, give or take half a round trip; where it can be asked.
-    pub clock_offset_us: Option<i64>,
+/// The next names of a list, where a server tells all of them at once, and what a [`Page`] says if there are more.
+fn next_names(list: &mut BTreeSet<LockName>, most: usize) -> (Vec<LockName>, Option<String>) {
+    let names = std::iter::from_fn(|| list.pop_first()).take(most).collect();
+    (names, (!list.is_empty()).then(|| "more".to_owned()))
 }
 
 #[async_trait(?Send)]
@@ -371,140 +337,34 @@ pub async fn within<T>(patience: Duration, verb: impl Future<Output = Result<T>>
 /// How long what a holder is to learn of its loss is kept for it, where it is kept apart: nobody may ever come for it.
 const KEPT_FOR_THE_LATE: Duration = Duration::from_secs(24 * 3600);
 
+const FOREIGN_HOLDER: &str =
+    "its holder is not dlock and would not notice that it is asked to stop; --now takes the lock away at once";
+
+/// The record of a contender of ours is not ours any more.
+fn overwritten(what: impl Display) -> String {
+    format!("{what} has been overwritten: force-release --now takes it away")
+}
+
 /// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
 fn taken_away(reason: &str) -> anyhow::Error {
     Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
 }
 
-/// Why a token must not be handed out: the server's counter of tokens went back. With shares and slots a holder may end
-/// before another one asks for its token, so that only the `next` one that the counter gives tells.
-fn stale_token(
-    mode: Mode,
-    own: Token,
-    next: Token,
-    recorded: impl IntoIterator<Item = Token>,
-    cause: &str,
-    advice: &str,
-) -> Option<anyhow::Error> {
-    let newest = if mode == Mode::Exclusive { own } else { next };
-    messages::counter_went_back(newest, recorded, cause, advice).map(|why| Fault::StaleToken.because(why))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// A backend, as an address names it.
-pub struct Kind {
-    pub schemes: &'static [&'static str],
-    /// What its URLs take beside the [`COMMON`] parameters.
-    pub parameters: &'static [&'static str],
-    /// Nothing is sent yet: the first verb connects.
-    open: fn(&Address, Patience) -> Result<Box<dyn Backend>>,
-    /// What an administrator can create beforehand, where locks live in a schema.
-    schema: Option<fn(&Address) -> Result<String>>,
-}
-
-/// Every backend that was built in. A feature of the crate stands for each but files.
-pub const KINDS: &[Kind] = &[
-    Kind {
-        schemes: &["file"],
-        parameters: &[],
-        open: |address, _| Ok(Box::new(file::FileBackend::open(address)?)),
-        schema: None,
-    },
-    #[cfg(feature = "redis")]
-    Kind {
-        schemes: &[
-            "redis",
-            "rediss",
-            "redis+unix",
-            "redis+sentinel",
-            "rediss+sentinel",
-            "redis+cluster",
-            "rediss+cluster",
-        ],
-        parameters: redis::PARAMETERS,
-        open: |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
-        schema: None,
-    },
-    #[cfg(feature = "redis")]
-    Kind {
-        schemes: &["redlock", "redlocks"],
-        parameters: &[],
-        open: |address, patience| Ok(Box::new(redlock::Redlock::open(address, patience)?)),
-        schema: None,
-    },
-    #[cfg(feature = "etcd")]
-    Kind {
-        schemes: &["etcd", "etcds"],
-        parameters: &[],
-        open: |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?)),
-        schema: None,
-    },
-    #[cfg(feature = "zookeeper")]
-    Kind {
-        schemes: &["zookeeper", "zk", "zookeepers"],
-        parameters: zookeeper::PARAMETERS,
-        open: |address, patience| Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?)),
-        schema: None,
-    },
-    #[cfg(feature = "postgres")]
-    Kind {
-        schemes: &["postgres", "postgresql"],
-        parameters: postgres::PARAMETERS,
-        open: |address, patience| Ok(Box::new(postgres::Postgres::open(address, patience)?)),
-        schema: Some(postgres::schema),
-    },
-    #[cfg(feature = "mysql")]
-    Kind {
-        schemes: &["mysql", "mariadb"],
-        parameters: mysql::PARAMETERS,
-        open: |address, patience| Ok(Box::new(mysql::Mysql::open(address, patience)?)),
-        schema: Some(mysql::schema),
-    },
-];
-
-/// The backends of this dlock, by their names.
-pub fn built_in() -> Vec<&'static str> {
-    KINDS.iter().map(|kind| kind.schemes[0]).collect()
-}
-
-/// Which backend an address means; an error also if that does not know the address's parameters.
-pub fn kind(address: &Address) -> Result<&'static Kind> {
-    let scheme = address.scheme();
-    let Some(kind) = KINDS.iter().find(|kind| kind.schemes.contains(&scheme)) else {
-        return Err(Fault::Config.because(format_args!("dlock has no backend {scheme}://; {}", other_scheme(scheme))));
-    };
-    address.expect_params(kind.parameters)?;
-    Ok(kind)
-}
-
-/// What to write instead of a scheme that no backend has.
-fn other_scheme(scheme: &str) -> String {
-    const OTHER_NAMES: [(&str, &str); 6] = [
-        ("http", "etcd"),
-        ("https", "etcds"),
-        ("keydb", "redis"),
-        ("pg", "postgres"),
-        ("valkey", "redis"),
-        ("valkeys", "rediss"),
-    ];
-    let meant = OTHER_NAMES.iter().find(|(name, _)| *name == scheme).map_or(scheme, |(_, scheme)| scheme);
-    match nearest(meant, KINDS.iter().flat_map(|kind| kind.schemes.iter().copied())) {
-        Some(near) => format!("did you mean {near}://?"),
-        None => format!("this dlock has {}", built_in().join(", ")),
-    }
-}
-
-/// Opens what an address names.
-pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
-    (kind(address)?.open)(address, patience)
-}
-
-pub fn schema(address: &Address) -> Result<String> {
-    match kind(address)?.schema {
-        Some(schema) => schema(address),
-        None => {
-            let scheme = address.scheme();
-            Err(Fault::Usage
-                .because(format_args!("{scheme}:// has no schema; --backend postgres://… and mysql://… have")))
-        }
+    #[test]
+    fn a_token_has_to_be_greater_than_all_that_can_be_true() {
+        let (name, who) = ("n".parse().unwrap(), Identity::of_this_process("").unwrap());
+        let ask = Ask { name, who, mode: Mode::Exclusive, ttl: Duration::ZERO, queue: false, once: None };
+        let refused = |recorded: &[u64]| {
+            let checked = ask.check_token([Token(7), Token(8)], recorded.iter().copied().map(Token), ["", ""]);
+            checked.map_err(|error| format!("{error:#}")).err()
+        };
+        assert_eq!(refused(&[5, 6, u64::MAX]), None);
+        assert!(refused(&[8, 9, 2]).unwrap().contains("an earlier run had 9"));
+        assert!(refused(&[7]).unwrap().contains("an earlier run had 7"));
+        assert_eq!(refused(&[]), None);
     }
 }

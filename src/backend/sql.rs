@@ -1,17 +1,17 @@
 //! What PostgreSQL and MySQL have in common: what their procedures answer, as values (this is the only place that knows
 //! their words), and what follows from it for a waiter, and for `dlock doctor`.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::{Address, Ask, Busy, Finding, Forgotten, Patience, Reheld, Released, Renewal, Revoked};
+use super::{Address, Ask, Attempt, Busy, Finding, Forgotten, Patience, Reheld, Released, Renewal, Revoked};
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Contender, Grant, History, Identity, LastRun, Mode, Token};
+use crate::lock::{Contender, Grant, History, Identity, LastRun, LockName, Mode, Token};
 
 /// How long a place in the queue lasts unless asked again; functions.sql and procedures.sql have the same number.
 const PLACE: Duration = Duration::from_secs(10);
@@ -26,18 +26,7 @@ const STEP_BACK: Duration = Duration::from_millis(100);
 /// listens, says otherwise in no time.
 const ANOTHER: Duration = Duration::from_millis(250);
 
-/// What a contender that asks is told.
-pub enum Acquired {
-    Granted {
-        token: Token,
-        slot: Option<u32>,
-    },
-    Busy(Queued),
-    /// In use by this contender with another number of slots.
-    OtherSlots(Contender),
-    AlreadyRan,
-}
-
+/// What a contender that has to wait is told.
 pub struct Queued {
     pub holder: Option<Contender>,
     /// Waiters before us.
@@ -52,27 +41,33 @@ pub struct Queued {
 
 /// Our place in the queue, as far as we know.
 pub struct Place {
+    pub name: LockName,
     /// Whose wake-up lock to wait for.
     pub behind: Option<i64>,
     /// When to ask again at the latest.
     pub due: Instant,
+    /// Those far behind keep no connection between two questions, so that there is one left for others.
+    pub is_far_behind: bool,
+    /// It is our turn, as far as the one in front was all that blocked us.
+    pub woken: bool,
+}
+
+/// The lock is ours.
+pub fn granted(ask: &Ask, token: i64, slot: Option<u32>, from: Instant) -> (Attempt, Option<Place>) {
+    let grant = Grant { from, ttl: ask.ttl, slack: Duration::ZERO };
+    (Attempt::Granted(ask.lease(Token(token.unsigned_abs()), slot, grant)), None)
 }
 
 impl Queued {
-    /// Those far behind keep no connection between two questions, so that there is one left for others.
-    pub fn is_far_behind(&self) -> bool {
-        self.ahead >= self.room
-    }
-
-    pub fn place(&self, ask: &Ask) -> Place {
-        let behind = self.behind.filter(|_| !self.is_far_behind());
-        Place { behind, due: clock::now() + self.until_next_question(ask, behind) }
-    }
-
-    pub fn busy(self, ask: &Ask, place: &Place) -> Busy {
-        let late = if place.behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
-        let holder = self.holder.map(Contender::into_holder);
-        Busy { holder, ahead: Some(self.ahead), ask_again: place.due + late }
+    /// What follows for whoever asked.
+    pub fn wait(self, ask: &Ask) -> (Attempt, Option<Place>) {
+        let is_far_behind = self.ahead >= self.room;
+        let behind = self.behind.filter(|_| !is_far_behind);
+        let due = clock::now() + self.until_next_question(ask, behind);
+        let late = if behind.is_some() { LATE.min(ask.ttl.min(PLACE) / 6) } else { Duration::ZERO };
+        let place = Place { name: ask.name.clone(), behind, due, is_far_behind, woken: false };
+        let busy = Busy { holder: self.holder, ahead: Some(self.ahead), ask_again: due + late };
+        (Attempt::Busy(busy), ask.queue.then_some(place))
     }
 
     /// In time to keep our place, and when the first lease before us ends. A lock with slots is released by any of several
@@ -87,15 +82,6 @@ impl Queued {
                 kept.min(RECHECK.saturating_mul(place))
             }
         }
-    }
-}
-
-/// As the procedures call it.
-pub fn word(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
     }
 }
 
@@ -181,17 +167,18 @@ impl From<Described> for Contender {
         };
         let who = described.who.and_then(|who| Identity::from_json(&who.to_string()));
         let since = humantime::parse_rfc3339(&described.since).ok();
+        let who = who.filter(|who| who.owner.as_str() == described.owner);
         Contender {
-            who: who.filter(|who| who.owner.as_str() == described.owner),
-            foreign_owner: Some(described.owner),
-            token: described.fencing_token,
+            mode,
+            owner: Some(described.owner),
+            fencing_token: described.fencing_token,
             slot: described.slot,
             waiting_since: since,
             acquired_at: since,
             ttl: Some(Duration::from_millis(described.ttl_ms)),
             expires_in: described.expires_in_ms.map(|left| Duration::from_millis(left.max(0).unsigned_abs())),
             revoked: described.revoked.is_some(),
-            ..Contender::unknown(mode)
+            ..who.map(Contender::from).unwrap_or_default()
         }
     }
 }
@@ -211,7 +198,7 @@ pub fn run(stored: Value) -> Option<LastRun> {
     }
     let text = stored.to_string();
     let Ok(gone) = serde_json::from_value::<Gone>(stored) else { return LastRun::from_json(&text) };
-    let run = LastRun::vanished(&Contender::from(gone.vanished).into_holder());
+    let run = LastRun::vanished(&gone.vanished.into());
     Some(LastRun { ended_at: humantime::parse_rfc3339(&gone.ended_at).ok(), ..run })
 }
 
@@ -296,32 +283,25 @@ pub fn two_can_be_written_to(mut labels: [(usize, &str); 2], advice: &str) -> an
     ))
 }
 
-/// Our date, in microseconds.
-pub fn micros() -> i64 {
-    clock::wall().duration_since(UNIX_EPOCH).map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-}
-
 /// `off` is what could undo a commit, if there is something.
 pub fn durability(check: &'static str, off: Option<String>, advice: &'static str) -> Finding {
-    let Some(off) = off else { return Finding::fine(check, "a commit survives a crash of the machine") };
-    Finding::weak(check, off, "a crash of the machine can undo a grant, and let a second holder in", advice)
+    let Some(off) = off else { return Finding::of(check, "a commit survives a crash of the machine") };
+    Finding::of(check, off).weak("a crash of the machine can undo a grant, and let a second holder in", advice)
 }
 
 pub fn connections(check: &'static str, used: i64, usable: i64, advice: &'static str) -> Finding {
-    let what = format!("{used} of {usable} connections are in use");
+    let found = Finding::of(check, format!("{used} of {usable} connections are in use"));
     if used * 10 < usable * 9 {
-        return Finding::fine(check, what);
+        return found;
     }
-    Finding::weak(check, what, "a holder whose connection breaks cannot renew without another", advice)
+    found.weak("a holder whose connection breaks cannot renew without another", advice)
 }
 
 pub fn privacy(check: &'static str, is_private: bool) -> Finding {
     if is_private {
-        return Finding::fine(check, "the connection is encrypted, or does not leave this machine");
+        return Finding::of(check, "the connection is encrypted, or does not leave this machine");
     }
-    Finding::weak(
-        check,
-        "the connection is not encrypted",
+    Finding::of(check, "the connection is not encrypted").weak(
         "whoever can listen on the network can take the lock away, or let a second holder in",
         "use sslmode=verify-full",
     )

@@ -30,15 +30,18 @@ pub fn client_config(address: &Address, has_tls: bool) -> Result<Option<Arc<Clie
 
 fn read_config(address: &Address) -> Result<Arc<ClientConfig>> {
     let file = |key| address.param(key).map(Path::new);
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .context("rustls and its provider share no TLS version")?
-        .with_root_certificates(roots(file("tls-ca"))?);
+    let builder = trusting(roots(file("tls-ca"))?)?;
     Ok(Arc::new(match (file("tls-cert"), file("tls-key")) {
         (None, None) => builder.with_no_client_auth(),
         (Some(chain), Some(key)) => with_client_certificate(builder, chain, key)?,
         _ => bail!("tls-cert and tls-key come together"),
     }))
+}
+
+fn trusting(roots: RootCertStore) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions();
+    Ok(builder.context("rustls and its provider share no TLS version")?.with_root_certificates(roots))
 }
 
 /// With the certificate that shows who we are, and its key.
@@ -55,11 +58,7 @@ pub fn with_client_certificate(
 
 /// Whether this certificate and its key can be used, for a client library that reads them only when it connects.
 pub fn check_client_certificate(chain: &Path, key: &Path) -> Result<()> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .context("rustls and its provider share no TLS version")?
-        .with_root_certificates(RootCertStore::empty());
-    with_client_certificate(builder, chain, key).map(drop)
+    with_client_certificate(trusting(RootCertStore::empty())?, chain, key).map(drop)
 }
 
 /// Whom we trust: the certificates in this file, or those of the system.

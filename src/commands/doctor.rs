@@ -146,9 +146,7 @@ impl Report {
             };
             let holder = holder.map_or_else(|| "somebody".into(), |holder| describe(&holder));
             self.broken = Some(Exit::Code(Exit::BUSY));
-            self.checkup.findings.push(Finding::broken(
-                "probe",
-                format!("the lock {PROBE} is held by {holder}"),
+            self.checkup.findings.push(Finding::of("probe", format!("the lock {PROBE} is held by {holder}")).broken(
                 "the backend answers, but whether a lock can be taken, renewed and released was not tried",
                 format!("wait for it, or take it away: dlock force-release {PROBE}"),
             ));
@@ -165,7 +163,7 @@ impl Report {
             }
         };
         self.broken.get_or_insert(exit.exit());
-        self.checkup.findings.push(Finding::broken(check, causes(error, ""), consequence, advice));
+        self.checkup.findings.push(Finding::of(check, causes(error, "")).broken(consequence, advice));
     }
 
     async fn timed<T>(&mut self, step: &'static str, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -179,9 +177,7 @@ impl Report {
         let limit = timing.attempt() / 4;
         let (step, took) = self.latencies.iter().max_by_key(|(_, took)| *took)?;
         (*took > limit).then(|| {
-            Finding::weak(
-                "latency",
-                format!("{step} took {took:.0?}"),
+            Finding::of("latency", format!("{step} took {took:.0?}")).weak(
                 format!("a renewal counts as unanswered after {:.0?}; there is little room", timing.attempt()),
                 "raise --ttl, or use a server with a shorter round trip",
             )
@@ -193,11 +189,9 @@ impl Report {
         let offset = self.checkup.clock_offset_us?;
         let what = format!("the server's clock is {:+.3}s from ours", offset as f64 / 1e6);
         Some(if offset.abs() <= TOLERABLE_US {
-            Finding::fine("clock", what)
+            Finding::of("clock", what)
         } else {
-            Finding::weak(
-                "clock",
-                what,
+            Finding::of("clock", what).weak(
                 "no lease depends on it, but dates in `status` and in logs do not match, and tokens that are made \
                  from a date jump when that clock is set",
                 "synchronise the clocks of both hosts with NTP",
@@ -276,17 +270,15 @@ fn guardian_priority() -> Finding {
              a command earlier before the lease ends"
         }
     };
-    Finding::fine("guardian-priority", what)
+    Finding::of("guardian-priority", what)
 }
 
 /// The guardian finds the processes of a command in /proc, and starts none where it could not find them.
 fn process_table() -> Finding {
     const CHECK: &str = "process-table";
     match guardian::find_processes() {
-        Ok(()) => Finding::fine(CHECK, "/proc shows the processes of this host or container"),
-        Err(error) => Finding::broken(
-            CHECK,
-            causes(&error, &Fault::Internal.to_string()),
+        Ok(()) => Finding::of(CHECK, "/proc shows the processes of this host or container"),
+        Err(error) => Finding::of(CHECK, causes(&error, &Fault::Internal.to_string())).broken(
             "dlock finds a command's processes there; it cannot end a process that it does not find",
             "mount it where dlock runs: mount -t proc proc /proc, or unshare --mount-proc; a kernel needs \
              CONFIG_PROC_CHILDREN",

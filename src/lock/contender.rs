@@ -132,11 +132,14 @@ impl<T: Serialize + DeserializeOwned> Record<T> {
 #[derive(Clone, Debug, Default)]
 pub struct Contender {
     pub mode: Mode,
-    /// `None` for a program other than dlock.
-    pub who: Option<Identity>,
-    /// What another program's lock tells of its owner.
-    pub foreign_owner: Option<String>,
-    pub token: Option<Token>,
+    /// What another program's lock tells of its owner, too.
+    pub owner: Option<String>,
+    pub host: Option<String>,
+    pub pid: Option<u32>,
+    pub user: Option<String>,
+    pub command: Option<String>,
+    pub note: Option<String>,
+    pub fencing_token: Option<Token>,
     pub slot: Option<u32>,
     pub waiting_since: Option<SystemTime>,
     pub acquired_at: Option<SystemTime>,
@@ -144,31 +147,17 @@ pub struct Contender {
     pub expires_in: Option<Duration>,
     /// An operator has asked it to release the lock.
     pub revoked: bool,
+    /// It is shown among the waiters.
+    pub waits: bool,
 }
 
+/// One that holds the lock.
+pub type Holder = Contender;
+
 impl Contender {
-    /// One of which nothing is known but what it wants.
-    pub fn unknown(mode: Mode) -> Contender {
-        Contender { mode, ..Contender::default() }
-    }
-
-    pub fn into_holder(self) -> Holder {
-        let who = self.who.map(Holder::from).unwrap_or_default();
-        Holder {
-            owner: who.owner.or(self.foreign_owner),
-            fencing_token: self.token,
-            acquired_at: self.acquired_at,
-            ttl: self.ttl,
-            expires_in: self.expires_in,
-            slot: self.slot,
-            ..who
-        }
-    }
-
-    pub fn into_waiter(self) -> Waiter {
-        let waiting_since = self.waiting_since;
-        let Holder { owner, host, pid, user, command, note, fencing_token, ttl, expires_in, .. } = self.into_holder();
-        Waiter { owner, host, pid, user, command, note, fencing_token, waiting_since, ttl, expires_in }
+    /// Whether it is still the one that was seen before.
+    pub fn is_still(&self, seen: &Holder) -> bool {
+        self.owner == seen.owner && seen.fencing_token.is_none_or(|token| Some(token) == self.fencing_token)
     }
 }
 
@@ -178,82 +167,42 @@ impl Contends for Contender {
     }
 }
 
-/// One holder. What a foreign program's lock does not tell is `None`.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Holder {
-    pub owner: Option<String>,
-    pub host: Option<String>,
-    pub pid: Option<u32>,
-    pub user: Option<String>,
-    pub command: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    pub fencing_token: Option<Token>,
-    #[serde(flatten, serialize_with = "acquired")]
-    pub acquired_at: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
-    pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
-    pub expires_in: Option<Duration>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slot: Option<u32>,
-}
-
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Waiter {
-    pub owner: Option<String>,
-    pub host: Option<String>,
-    pub pid: Option<u32>,
-    pub user: Option<String>,
-    pub command: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
-    pub fencing_token: Option<Token>,
-    #[serde(flatten, serialize_with = "waiting")]
-    pub waiting_since: Option<SystemTime>,
-    #[serde(rename = "ttl_ms", serialize_with = "in_millis")]
-    pub ttl: Option<Duration>,
-    #[serde(rename = "expires_in_ms", serialize_with = "in_millis")]
-    pub expires_in: Option<Duration>,
-}
-
-impl Holder {
-    /// Whether it is still the one that was seen before.
-    pub fn is_still(&self, seen: &Holder) -> bool {
-        self.owner == seen.owner && seen.fencing_token.is_none_or(|token| Some(token) == self.fencing_token)
-    }
-}
-
-impl From<Identity> for Holder {
-    fn from(who: Identity) -> Holder {
-        Holder {
+impl From<Identity> for Contender {
+    fn from(who: Identity) -> Contender {
+        Contender {
             owner: Some(who.owner.to_string()),
             host: Some(who.host),
             pid: Some(who.pid),
             user: Some(who.user),
             command: Some(who.command),
             note: who.note,
-            ..Holder::default()
+            ..Contender::default()
         }
     }
 }
 
-fn in_millis<S: serde::Serializer>(span: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    span.map(clock::millis).serialize(out)
-}
-
-fn acquired<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-    let mut map = out.serialize_map(None)?;
-    rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], *at)?;
-    let held = at.map(|at| clock::millis(clock::wall().duration_since(at).unwrap_or_default()));
-    map.serialize_entry("held_ms", &held)?;
-    map.end()
-}
-
-fn waiting<S: serde::Serializer>(since: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {
-    let mut map = out.serialize_map(None)?;
-    rfc3339::entries(&mut map, ["waiting_since", "waiting_since_s"], *since)?;
-    map.end()
+impl Serialize for Contender {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        let mut map = out.serialize_map(None)?;
+        map.serialize_entry("owner", &self.owner)?;
+        map.serialize_entry("host", &self.host)?;
+        map.serialize_entry("pid", &self.pid)?;
+        map.serialize_entry("user", &self.user)?;
+        map.serialize_entry("command", &self.command)?;
+        self.note.iter().try_for_each(|note| map.serialize_entry("note", note))?;
+        map.serialize_entry("fencing_token", &self.fencing_token)?;
+        if self.waits {
+            rfc3339::entries(&mut map, ["waiting_since", "waiting_since_s"], self.waiting_since)?;
+        } else {
+            rfc3339::entries(&mut map, ["acquired_at", "acquired_at_s"], self.acquired_at)?;
+            let held = self.acquired_at.map(|at| clock::wall().duration_since(at).unwrap_or_default());
+            map.serialize_entry("held_ms", &held.map(clock::millis))?;
+        }
+        map.serialize_entry("ttl_ms", &self.ttl.map(clock::millis))?;
+        map.serialize_entry("expires_in_ms", &self.expires_in.map(clock::millis))?;
+        self.slot.iter().filter(|_| !self.waits).try_for_each(|slot| map.serialize_entry("slot", slot))?;
+        map.end()
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 
 mod contender;
 mod history;
-pub mod messages;
 mod pattern;
 pub mod queue;
 pub mod runs;
@@ -25,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::clock::rfc3339;
 use crate::clock::{self, Instant};
-pub use contender::{Contender, Holder, Identity, LONGEST_NOTE, OwnerId, Record, Waiter};
+pub use contender::{Contender, Holder, Identity, LONGEST_NOTE, OwnerId, Record};
 pub use history::{History, LastRun, Outcome, Revocation, StoredHistory};
 pub use pattern::Selector;
 pub use queue::Contends;
@@ -103,6 +102,15 @@ impl Mode {
         }
     }
 
+    /// As JSON and the databases' procedures call it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+            Mode::Slots(_) => "slots",
+        }
+    }
+
     /// The inverse of the [`Display`](fmt::Display) form, as backends store it: `exclusive`, `shared`, `slots:3`.
     pub fn parse(text: &str) -> Option<Mode> {
         match text {
@@ -116,9 +124,8 @@ impl Mode {
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Mode::Exclusive => f.write_str("exclusive"),
-            Mode::Shared => f.write_str("shared"),
             Mode::Slots(n) => write!(f, "slots:{n}"),
+            other => f.write_str(other.word()),
         }
     }
 }

@@ -7,12 +7,6 @@ pub trait Contends {
     fn mode(&self) -> Mode;
 }
 
-impl Contends for Mode {
-    fn mode(&self) -> Mode {
-        *self
-    }
-}
-
 /// Whether a contender holds the lock, with all these before it in the queue.
 pub fn may_hold<C: Contends>(mode: Mode, ahead: &[C]) -> bool {
     match mode {
@@ -66,6 +60,12 @@ pub fn free_slot(taken: impl IntoIterator<Item = u32>) -> u32 {
 mod tests {
     use super::Mode::{Exclusive, Shared, Slots};
     use super::*;
+
+    impl Contends for Mode {
+        fn mode(&self) -> Mode {
+            *self
+        }
+    }
 
     #[test]
     fn exclusive_waits_for_everybody_before_it() {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 use serde::ser::SerializeMap;
 
-use super::{Contender, History, Holder, LastRun, LockName, Mode, OwnerId, Waiter, queue, rfc3339};
+use super::{Contender, History, Holder, LastRun, LockName, Mode, OwnerId, queue, rfc3339};
 
 #[derive(Clone, Debug, Serialize)]
 pub struct LockState {
@@ -16,7 +16,7 @@ pub struct LockState {
     pub mode: Mode,
     pub slots: u32,
     pub holders: Vec<Holder>,
-    pub waiters: Vec<Waiter>,
+    pub waiters: Vec<Contender>,
     #[serde(serialize_with = "last_run")]
     pub last_run: Option<LastRun>,
     /// The runs before it, newest first; for `history`.
@@ -87,6 +87,8 @@ impl LockState {
         history: impl Into<History>,
     ) -> LockState {
         let mode = holders.first().or(waiters.first()).map_or(Mode::Exclusive, |one| one.mode);
+        let History { runs, last_success_at } = history.into();
+        let mut runs = runs.into_iter();
         LockState {
             state: match () {
                 () if holders.is_empty() => State::Free,
@@ -95,17 +97,13 @@ impl LockState {
             },
             mode,
             slots: mode.slots(),
-            holders: holders.into_iter().map(Contender::into_holder).collect(),
-            waiters: waiters.into_iter().map(Contender::into_waiter).collect(),
+            holders,
+            waiters: waiters.into_iter().map(|one| Contender { waits: true, ..one }).collect(),
+            last_run: runs.next(),
+            earlier: runs.collect(),
+            last_success_at,
             ..LockState::free(name, backend)
         }
-        .with(history.into())
-    }
-
-    pub fn with(self, history: History) -> LockState {
-        let History { runs, last_success_at } = history;
-        let mut runs = runs.into_iter();
-        LockState { last_run: runs.next(), earlier: runs.collect(), last_success_at, ..self }
     }
 
     /// How many of how many nodes say what the lock's state says, where it is on several.
@@ -142,11 +140,7 @@ impl LockState {
 }
 
 fn mode_name<S: serde::Serializer>(mode: &Mode, out: S) -> Result<S::Ok, S::Error> {
-    out.serialize_str(match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    })
+    out.serialize_str(mode.word())
 }
 
 fn last_success<S: serde::Serializer>(at: &Option<SystemTime>, out: S) -> Result<S::Ok, S::Error> {

@@ -54,9 +54,9 @@ impl SeenHolders {
         self.0.iter().filter_map(|seen| seen.may_run_until).max()
     }
 
-    /// Forgets all but those that are missing already: whatever else vanished since, vanished in good order.
-    pub fn keep_missing(&mut self) {
-        self.0.retain(|seen| seen.may_run_until.is_some());
+    /// Forgets those that are gone without having been missed before: they vanished in good order.
+    pub fn forget_gone(&mut self, is_present: impl Fn(&str) -> bool) {
+        self.0.retain(|seen| seen.may_run_until.is_some() || is_present(&seen.key));
     }
 }
 
@@ -100,7 +100,12 @@ mod tests {
     fn what_vanished_in_good_order_is_forgotten_and_what_did_not_is_not() {
         let mut seen = seen(&[(5, None), (6, None)]);
         assert_eq!(seen.may_run_until(at(10), |key| key == "6", None), Some(at(19)));
-        seen.keep_missing();
+        seen.forget_gone(|key| key == "6");
+        assert_eq!(seen.may_run_until(at(11), |key| key == "6", None), Some(at(19)));
+        assert_eq!(seen.may_run_until(at(12), |_| false, None), Some(at(21)), "it was still there");
+        let mut seen = self::seen(&[(5, None), (6, None)]);
+        assert_eq!(seen.may_run_until(at(10), |key| key == "6", None), Some(at(19)));
+        seen.forget_gone(|_| false);
         assert_eq!(seen.may_run_until(at(11), |_| false, None), Some(at(19)));
     }
 }

@@ -17,7 +17,7 @@ use dlock::commands::status::table::LockTable;
 use dlock::commands::table::Screen;
 use dlock::config::ConfigFile;
 use dlock::guardian::wire::{GuardianEvent, Link, Order};
-use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, Record, Waiter};
+use dlock::lock::{Holder, Identity, LastRun, LockName, LockState, Mode, Record};
 use dlock::report::{describe, escape, json_escaped};
 use nix::sys::socket::{MsgFlags, send};
 use redis::FromRedisValue;
@@ -311,7 +311,7 @@ fn postgres_answer(input: &[u8]) -> bool {
     let contender = sql::contender(text);
     let state = postgres::answer::state(text);
     let understood = contender.is_ok() || state.is_ok();
-    contender.map(|contender| show(with_holder(contender.into_holder()))).ok();
+    contender.map(|contender| show(with_holder(contender))).ok();
     state.map(show).ok();
     understood
 }
@@ -353,7 +353,8 @@ fn free() -> LockState {
 
 fn with_holder(holder: Holder) -> LockState {
     let _ = escape(describe(&holder));
-    let waiter = Waiter { owner: holder.owner.clone(), expires_in: Some(Duration::MAX), ..Waiter::default() };
+    let waiter =
+        Holder { owner: holder.owner.clone(), expires_in: Some(Duration::MAX), waits: true, ..Holder::default() };
     LockState { holders: vec![holder], waiters: vec![waiter], ..free() }
 }
 

@@ -147,7 +147,11 @@ impl Members {
             let attempt = async {
                 let connection = match kept {
                     Some(kept) => kept,
-                    None => self.connect().await?,
+                    None => {
+                        self.next = (self.next + 1) % self.endpoints.len();
+                        let client = self.open(&endpoint).await?;
+                        Connection { endpoint: endpoint.clone(), client, watch: None }
+                    }
                 };
                 let answer = ask(connection.client.clone()).await;
                 if answer.as_ref().err().is_none_or(is_an_answer) {
@@ -281,13 +285,6 @@ impl Members {
     /// difference to any lock.
     pub async fn tidy(&mut self, lease: i64) {
         let _ = timeout(TIDY, self.revoke_lease(lease)).await;
-    }
-
-    async fn connect(&mut self) -> Result<Connection, Error> {
-        let endpoint = self.endpoints[self.next].clone();
-        self.next = (self.next + 1) % self.endpoints.len();
-        let client = self.open(&endpoint).await?;
-        Ok(Connection { endpoint, client, watch: None })
     }
 
     async fn open(&self, endpoint: &str) -> Result<Client, Error> {

@@ -27,11 +27,18 @@ pub async fn examine(cluster: &mut Members) -> Result<Checkup> {
     findings.push(leader);
     if led {
         let list = cluster.call(async |mut client| client.member_list().await).await;
-        findings.extend(list.ok().and_then(|list| unnamed_members(members.len(), list.members().len())));
+        let (named, all) = (members.len(), list.map_or(0, |list| list.members().len()));
+        if named < all {
+            let found = Finding::of("etcd-endpoints", format!("the URL names {named} of {all} members"));
+            findings.push(found.weak(
+                "when those are down or cut off, locks are lost although the cluster works",
+                "name them all: etcd://host1,host2,host3",
+            ));
+        }
         let ask = async |mut client: Client| client.alarm(AlarmAction::Get, AlarmType::None, None).await;
         findings.extend(cluster.call(ask).await.ok().map(|answer| alarms(answer.alarms())));
         // Nothing that a running cluster shows tells whether somebody will restore a snapshot.
-        findings.push(Finding::fine(
+        findings.push(Finding::of(
             "etcd-tokens",
             "fencing tokens are etcd's revisions, which only the restore of a snapshot takes back: restore with etcdutl \
              snapshot restore --bump-revision",
@@ -40,68 +47,45 @@ pub async fn examine(cluster: &mut Members) -> Result<Checkup> {
     Ok(Checkup { findings, clock_offset_us: None })
 }
 
-fn unnamed_members(named: usize, all: usize) -> Option<Finding> {
-    (named < all).then(|| {
-        Finding::weak(
-            "etcd-endpoints",
-            format!("the URL names {named} of {all} members"),
-            "when those are down or cut off, locks are lost although the cluster works",
-            "name them all: etcd://host1,host2,host3",
-        )
-    })
-}
-
 fn alarms(raised: &[AlarmMember]) -> Finding {
     const CHECK: &str = "etcd-alarm";
-    match raised.first() {
-        None => Finding::fine(CHECK, "no alarm is raised"),
-        Some(alarm) => Finding::broken(
-            CHECK,
-            format!("the alarm {:?} is raised on member {:x}", alarm.alarm(), alarm.member_id()),
-            "etcd takes no more writes: no lock can be taken, and none released before its lease ends",
-            "see etcdctl alarm list; compact and defragment, then etcdctl alarm disarm",
-        ),
-    }
+    let Some(alarm) = raised.first() else { return Finding::of(CHECK, "no alarm is raised") };
+    let what = format!("the alarm {:?} is raised on member {:x}", alarm.alarm(), alarm.member_id());
+    Finding::of(CHECK, what).broken(
+        "etcd takes no more writes: no lock can be taken, and none released before its lease ends",
+        "see etcdctl alarm list; compact and defragment, then etcdctl alarm disarm",
+    )
 }
 
 fn leader(members: &[(String, Result<Account>)]) -> Finding {
     const CHECK: &str = "etcd-leader";
     let known = || members.iter().filter_map(|(endpoint, account)| Some((endpoint, &account.as_ref().ok()?.0)));
     let Some(leader) = known().map(|(_, status)| status.leader()).find(|leader| *leader != 0) else {
-        return Finding::broken(
-            CHECK,
-            "no member that answers has a leader",
+        return Finding::of(CHECK, "no member that answers has a leader").broken(
             "without a majority of the members no lock can be taken, renewed or released",
             "bring members back until more than half of them run and reach each other: etcdctl endpoint status",
         );
     };
     let leads = |status: &StatusResponse| status.header().is_some_and(|header| header.member_id() == leader);
-    Finding::fine(
-        CHECK,
-        match known().find(|(_, status)| leads(status)) {
-            Some((endpoint, _)) => format!("{endpoint} leads"),
-            None => format!("member {leader:x} leads"),
-        },
-    )
+    let endpoint = known().find(|(_, status)| leads(status)).map(|(endpoint, _)| endpoint.clone());
+    Finding::of(CHECK, format!("{} leads", endpoint.unwrap_or_else(|| format!("member {leader:x}"))))
 }
 
 fn member(endpoint: &str, account: &Result<Account>) -> Finding {
-    const CHECK: &str = "etcd-version";
     let (status, took) = match account {
         Ok(account) => account,
         Err(error) => {
-            return Finding::weak(
-                "etcd-members",
-                error.root_cause().to_string(),
+            return Finding::of("etcd-members", error.root_cause().to_string()).weak(
                 "each member that is missing brings the cluster nearer to the point where no lease can be renewed",
                 "repair it, or take it out of the URL and of the cluster",
             );
         }
     };
     let what = format!("{endpoint} is etcd {}, and answers in {:.2} ms", status.version(), took.as_secs_f64() * 1e3);
+    let found = Finding::of("etcd-version", what);
     match flaw(status.version()) {
-        None => Finding::fine(CHECK, what),
-        Some(why) => Finding::weak(CHECK, what, why, "upgrade to 3.4.38, 3.5.13 or later"),
+        None => found,
+        Some(why) => found.weak(why, "upgrade to 3.4.38, 3.5.13 or later"),
     }
 }
 

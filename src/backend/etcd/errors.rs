@@ -6,6 +6,7 @@ use etcd_client::Error;
 use tonic::{Code, Status};
 
 use crate::exit::Fault;
+use crate::lock::rounded;
 
 /// How the members' own words end, where a lease is not as it was expected.
 pub const NO_SUCH_LEASE: &str = "requested lease not found";
@@ -54,8 +55,7 @@ pub fn summary(failures: &[anyhow::Error], members: usize) -> anyhow::Error {
 }
 
 pub fn silence(endpoint: &str, waited: Duration) -> anyhow::Error {
-    let waited = humantime::format_duration(Duration::from_millis(waited.as_millis() as u64));
-    Fault::Unreachable.because(format_args!("etcd at {endpoint} did not answer within {waited}"))
+    Fault::Unreachable.because(format_args!("etcd at {endpoint} did not answer within {}", rounded(waited)))
 }
 
 pub fn hung_up(endpoint: &str) -> anyhow::Error {

@@ -28,13 +28,13 @@ pub use self::keys::lease_id;
 use self::queue::{Details, Entry, Reads, View};
 use self::recipe::{Granted, Place};
 use crate::backend::{
-    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, Forget, Forgotten, Lease, Listing, Page,
-    Patience, Reheld, Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, DEFAULT_HISTORY, Ending, FOREIGN_HOLDER, Forget, Forgotten, Lease, Page,
+    Patience, Reheld, Released, Renewal, Revoke, Revoked, next_names, overwritten,
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
 use crate::lock::queue::holders;
-use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenHolders, messages, runs};
+use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenHolders, runs};
 
 /// Between two tries to watch.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -50,7 +50,7 @@ pub struct Etcd {
     /// Whom we saw hold the lock while we waited.
     seen: SeenHolders,
     /// The rest of a list of all locks.
-    listing: Listing,
+    listing: BTreeSet<LockName>,
 }
 
 impl Etcd {
@@ -65,7 +65,7 @@ impl Etcd {
             granted: None,
             watch: Watch::default(),
             seen: SeenHolders::default(),
-            listing: Listing::default(),
+            listing: BTreeSet::new(),
         })
     }
 
@@ -161,7 +161,7 @@ impl Backend for Etcd {
         let token = reads.range()?.kvs().first().map(|kv| Entry::from(kv).token());
         Ok(match (token, reads.value()?) {
             (None, Some(reason)) => Renewal::ForceReleased(reason),
-            (None, None) => Renewal::Lost(messages::deleted("its etcd key")),
+            (None, None) => Renewal::Lost("its etcd key was deleted".to_owned()),
             (Some(token), _) if token != lease.token => {
                 Renewal::Lost(format!("its etcd key was deleted and made again: its token is now {token}"))
             }
@@ -236,7 +236,7 @@ impl Backend for Etcd {
         let Some(own) = holders(&view.queue).map(|at| &view.queue[at]).find(|one| one.key == key.as_bytes()) else {
             return Ok(mark.map_or(Reheld::NotOurs, Reheld::ForceReleased));
         };
-        let Some(mut record) = own.record.clone() else { bail!(messages::overwritten(&key)) };
+        let Some(mut record) = own.record.clone() else { bail!(overwritten(&key)) };
         if !own.is_left_behind() {
             return Ok(Reheld::Running);
         }
@@ -286,14 +286,13 @@ impl Backend for Etcd {
             let prefixes = self.keys.of_all_locks();
             let keys = |prefix| TxnOp::get(prefix, Some(GetOptions::new().with_prefix().with_keys_only()));
             let mut reads = self.members.read(prefixes.clone().map(keys)).await?;
-            let mut names = BTreeSet::new();
+            self.listing.clear();
             for prefix in prefixes {
-                names.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
+                self.listing.extend(reads.range()?.kvs().iter().filter_map(|kv| name_in(kv.key(), &prefix)));
             }
-            self.listing = Listing::of(names);
         }
-        let names = self.listing.next(PAGE);
-        Ok(Page { locks: self.states_of(&names).await?, next: self.listing.more() })
+        let (names, next) = next_names(&mut self.listing, PAGE);
+        Ok(Page { locks: self.states_of(&names).await?, next })
     }
 
     async fn examine(&mut self) -> Result<Checkup> {
@@ -305,7 +304,7 @@ impl Backend for Etcd {
         // Also if somebody else has written the history.
         for _ in 0..10 {
             let View { queue, runs, .. } = self.view_of(name).await?;
-            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
+            let is_meant = |one: &&Entry| one.contender().is_still(from);
             let Some(holder) = holders(&queue).map(|at| &queue[at]).find(is_meant) else { return Ok(Revoked::NotHeld) };
             let cut_short = |reason: &str| {
                 let run = runs.cut_short(from, reason);
@@ -313,7 +312,7 @@ impl Backend for Etcd {
             };
             let (then, done) = match how {
                 Revoke::Safely { .. } if holder.record.is_none() => {
-                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                    return Ok(Revoked::Impossible(FOREIGN_HOLDER.to_owned()));
                 }
                 Revoke::Safely { reason } => {
                     let mut then = vec![self.keys.put_mark(name, holder, reason)];

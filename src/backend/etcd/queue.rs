@@ -77,16 +77,16 @@ impl Entry {
         let waiting_since = self.details().map(|details| details.waiting_since);
         let held_since = self.details().and_then(|details| details.held_since);
         let waits_for_slot = matches!(self.mode(), Mode::Slots(_)) && self.slot().is_none();
+        // Another program says nothing but the id of its lease, with which etcdctl can find it.
+        let foreign = || Contender { owner: Some(format!("lease {:x}", self.lease)), ..Contender::default() };
         Contender {
-            who: self.record.as_ref().map(|record| record.who.clone()),
-            // Another program says nothing but the id of its lease, with which etcdctl can find it.
-            foreign_owner: Some(format!("lease {:x}", self.lease)),
-            token: (!waits_for_slot).then(|| self.token()),
+            mode: self.mode(),
+            fencing_token: (!waits_for_slot).then(|| self.token()),
             slot: self.slot(),
             waiting_since,
             acquired_at: held_since.or(waiting_since),
             ttl: self.ttl(),
-            ..Contender::unknown(self.mode())
+            ..self.record.as_ref().map_or_else(foreign, |record| record.who.clone().into())
         }
     }
 }

@@ -9,7 +9,7 @@ use super::Etcd;
 use super::client::{Watch, WatchedKey, change_of, end_of};
 use super::errors::{NO_SUCH_LEASE, is_refusal};
 use super::queue::{Details, Entry, Reads, View};
-use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
+use crate::backend::{Ask, Attempt, Busy, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, free_slot, may_hold, waiters, watched};
 use crate::lock::{Contends, Grant, LockName, Mode, Record, Runs, SeenHolders, Token};
@@ -70,9 +70,7 @@ impl Etcd {
                 let ask_again = until.min(place.next_keep_alive());
                 return Ok(Attempt::Busy(Busy { holder: None, ahead: Some(0), ask_again }));
             }
-            if let Some(stale) = self.stale_token(ask, &view, me) {
-                return Err(stale);
-            }
+            self.check_token(ask, &view, me)?;
             let mut record = me.record.clone().context("our key holds something that is not ours")?;
             let mut token = me.token();
             record.details.held_since.get_or_insert_with(clock::wall);
@@ -164,7 +162,7 @@ impl Etcd {
                 ask_again = ask_again.min(look_again);
             }
         }
-        let holder = ahead.first().map(|holder| holder.contender().into_holder());
+        let holder = ahead.first().map(Entry::contender);
         Attempt::Busy(Busy { holder, ahead: Some(waiters(ahead)), ask_again })
     }
 
@@ -192,8 +190,8 @@ impl Etcd {
         is_next.then(|| from + ttl.max(Duration::from_secs(1)) / 3)
     }
 
-    /// Why our token must not be handed out, if etcd's revisions went back.
-    fn stale_token(&self, ask: &Ask, view: &View, me: &Entry) -> Option<anyhow::Error> {
+    /// Refuses our token if etcd's revisions went back.
+    fn check_token(&self, ask: &Ask, view: &View, me: &Entry) -> Result<()> {
         let last_run = view.runs.history.last.as_ref().map(|run| run.fencing_token);
         let cause = "etcd's revisions went back, as by a restored snapshot or on another cluster";
         let advice = format!(
@@ -203,7 +201,7 @@ impl Etcd {
             self.keys.released(&ask.name),
         );
         let next = Token(view.revision.unsigned_abs() + 1);
-        stale_token(ask.mode, me.token(), next, view.released.into_iter().chain(last_run), cause, &advice)
+        ask.check_token([me.token(), next], view.released.into_iter().chain(last_run), [cause, &advice])
     }
 
     /// Writes to our key which slot we take; its revision is the token. `None` if our place was lost on the way, or

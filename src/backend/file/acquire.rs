@@ -58,7 +58,7 @@ impl FileBackend {
         }
         if let Some(until) = held_on(&present, ask.mode) {
             drop(lock);
-            let holder = present.into_iter().next().map(|seen| seen.into_contender().into_holder());
+            let holder = present.into_iter().next().map(Seen::into_contender);
             return Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: until.min(clock::now() + RECHECK) }));
         }
         let mut slot = None;
@@ -136,7 +136,7 @@ impl FileBackend {
         if ask.queue {
             self.waiting = Some(Waiting::begin(self.waiting.take(), files, ask)?);
         }
-        let holder = holders.into_iter().find(Seen::counts).map(|seen| seen.into_contender().into_holder());
+        let holder = holders.into_iter().find(Seen::counts).map(Seen::into_contender);
         let holder = holder.or_else(|| HeldFlocks::read().holder_of(&files.lock_path()));
         Ok(Attempt::Busy(Busy { holder, ahead: None, ask_again: clock::now() + RECHECK }))
     }

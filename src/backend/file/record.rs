@@ -181,7 +181,7 @@ impl Seen {
     /// The run whose end nobody recorded, if this is all that is left of one.
     pub fn lost_run(&self) -> Option<LastRun> {
         let unrecorded = self.record.details.hold.is_none() && !self.alive;
-        unrecorded.then(|| LastRun::vanished(&self.clone().into_contender().into_holder()))
+        unrecorded.then(|| LastRun::vanished(&self.clone().into_contender()))
     }
 
     pub fn owner(&self) -> &OwnerId {
@@ -193,14 +193,14 @@ impl Seen {
         let Record { who, details } = self.record;
         let since = Some(UNIX_EPOCH + Duration::from_millis(details.since));
         Contender {
-            who: Some(who),
-            token: Some(details.token).filter(|token| *token != WAITS),
+            mode: details.mode,
+            fencing_token: Some(details.token).filter(|token| *token != WAITS),
             slot: details.slot,
             acquired_at: since,
             waiting_since: since,
             ttl,
             expires_in,
-            ..Contender::unknown(details.mode)
+            ..who.into()
         }
     }
 }

@@ -14,10 +14,12 @@ use nix::sys::statfs::{FsType, statfs};
 use super::NAME;
 use super::folder::{self, Folder, LockFiles, TAKEN, WAITING, refusal, taken};
 use super::record::{self, Details, HOLDER, LAST_RUN, ONCE, Seen, WAITER, is_kept};
-use crate::backend::{DEFAULT_HISTORY, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked};
+use crate::backend::{
+    DEFAULT_HISTORY, FOREIGN_HOLDER, Finding, Forget, Forgotten, KEPT_FOR_THE_LATE, Page, Reheld, Revoke, Revoked,
+};
 use crate::clock;
 use crate::exit::Fault;
-use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State, messages};
+use crate::lock::{Contender, Holder, LastRun, LockName, LockState, Mode, OwnerId, Record, State};
 use crate::openat::Names;
 
 pub fn inspect(files: &LockFiles, name: &LockName, locks: &HeldFlocks) -> Result<LockState> {
@@ -190,7 +192,7 @@ fn revoke_foreign(files: &LockFiles, side: &Folder, from: &Holder, how: &Revoke)
         _ if from.owner.is_some() => Ok(Revoked::NotHeld),
         Revoke::Safely { .. } => {
             let end = from.pid.map_or_else(String::new, |pid| format!("; or end process {pid}"));
-            Ok(Revoked::Impossible(format!("{}{end}", messages::FOREIGN_HOLDER)))
+            Ok(Revoked::Impossible(format!("{}{end}", FOREIGN_HOLDER)))
         }
         Revoke::Now { reason } => {
             let recorded = cut_short(side, from, reason);
@@ -322,26 +324,22 @@ pub fn examine(directory: &Path) -> Result<Vec<Finding>> {
 
 fn file_system(kind: FsType) -> Finding {
     const CHECK: &str = "file-system";
-    let known = KINDS.iter().find(|(magic, ..)| *magic == kind.0);
-    match known {
-        Some((_, name, Locks::Good)) => Finding::fine(CHECK, format!("the lock directory is on {name}")),
-        Some((_, name, Locks::Forgetful)) => Finding::weak(
-            CHECK,
-            format!("the lock directory is on {name}"),
-            "after a reboot the last run, the --once keys and the fencing counter are forgotten; tokens still grow, by the date",
+    let Some((_, name, locks)) = KINDS.iter().find(|(magic, ..)| *magic == kind.0) else {
+        let what = format!("the lock directory is on a file system of the unknown kind {:#x}", kind.0);
+        let why = "whether its locks exclude everybody is not known";
+        return Finding::of(CHECK, what).weak(why, "use a directory on a local disk");
+    };
+    let found = Finding::of(CHECK, format!("the lock directory is on {name}"));
+    match locks {
+        Locks::Good => found,
+        Locks::Forgetful => found.weak(
+            "after a reboot the last run, the --once keys and the fencing counter are forgotten; tokens still grow, by the \
+             date",
             "use a directory on a disk, such as /var/lib/dlock",
         ),
-        Some((_, name, Locks::Remote)) => Finding::weak(
-            CHECK,
-            format!("the lock directory is on {name}"),
+        Locks::Remote => found.weak(
             "flock(2) on a network file system may not exclude other hosts, and may be forgotten when the server restarts",
             "use a local directory, and one of the other backends for locks between hosts",
-        ),
-        None => Finding::weak(
-            CHECK,
-            format!("the lock directory is on a file system of the unknown kind {:#x}", kind.0),
-            "whether its locks exclude everybody is not known",
-            "use a directory on a local disk",
         ),
     }
 }
@@ -349,14 +347,12 @@ fn file_system(kind: FsType) -> Finding {
 fn permissions(mode: u32) -> Finding {
     const CHECK: &str = "file-permissions";
     if mode & 0o020 != 0 {
-        return Finding::weak(
-            CHECK,
-            "the lock directory can be written by its group",
+        return Finding::of(CHECK, "the lock directory can be written by its group").weak(
             "whoever is in that group can delete a lock file, and so take every lock away",
             "fine if that is meant; else chmod g-w it",
         );
     }
-    Finding::fine(CHECK, "only its owner can write to the lock directory")
+    Finding::of(CHECK, "only its owner can write to the lock directory")
 }
 
 #[cfg(test)]

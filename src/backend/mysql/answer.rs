@@ -7,8 +7,10 @@ use anyhow::{Context, Result, bail};
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 
-use crate::backend::sql::{Acquired, Outcome, Queued, contender, history, run};
-use crate::lock::{Contender, LastRun, LockState, Token};
+use super::client::Answer;
+use crate::backend::sql::{Outcome, Place, Queued, contender, granted, history, run};
+use crate::backend::{Ask, Attempt};
+use crate::lock::{Contender, LastRun, LockState};
 
 /// A column by its name; null is `None` where the type has room for it.
 pub fn get<T: FromValue>(row: &Row, column: &str) -> Result<T> {
@@ -16,26 +18,26 @@ pub fn get<T: FromValue>(row: &Row, column: &str) -> Result<T> {
     value.map_err(|_| anyhow::anyhow!("the server's {column} makes no sense"))
 }
 
-/// The version of the schema, and its answer.
-pub fn acquired(row: &Row) -> Result<(i32, Acquired)> {
+/// The version of the schema, its answer, and our place if we wait.
+pub fn acquired(answer: &Answer, ask: &Ask) -> Result<(i32, (Attempt, Option<Place>))> {
+    let row = answer.row()?;
     let holder = || get::<Option<String>>(row, "holder")?.map(|json| contender(&json)).transpose();
-    let answer = match get::<String>(row, "outcome")?.as_str() {
-        "granted" => Acquired::Granted {
-            token: Token(get::<i64>(row, "token")?.unsigned_abs()),
-            slot: get::<Option<i64>>(row, "slot")?.map(u32::try_from).transpose()?,
-        },
-        "busy" => Acquired::Busy(Queued {
-            holder: holder()?,
-            ahead: get(row, "ahead")?,
-            next_end: Duration::from_micros(get::<Option<i64>>(row, "next_end")?.unwrap_or(0).max(0).unsigned_abs()),
-            behind: get(row, "behind")?,
-            room: get(row, "room")?,
-        }),
-        "other slots" => Acquired::OtherSlots(holder()?.context("nobody uses other slots")?),
-        "already ran" => Acquired::AlreadyRan,
+    let attempt = match get::<String>(row, "outcome")?.as_str() {
+        "granted" => {
+            let slot = get::<Option<i64>>(row, "slot")?.map(u32::try_from).transpose()?;
+            granted(ask, get(row, "token")?, slot, answer.from)
+        }
+        "busy" => {
+            let (holder, ahead, room) = (holder()?, get(row, "ahead")?, get(row, "room")?);
+            let left = get::<Option<i64>>(row, "next_end")?.unwrap_or(0).max(0);
+            let next_end = Duration::from_micros(left.unsigned_abs());
+            Queued { holder, ahead, next_end, behind: get(row, "behind")?, room }.wait(ask)
+        }
+        "other slots" => (ask.differs_from(holder()?.context("nobody uses other slots")?), None),
+        "already ran" => (Attempt::AlreadyRan, None),
         other => bail!("dlock_ask says {other:?}"),
     };
-    Ok((get(row, "version")?, answer))
+    Ok((get(row, "version")?, attempt))
 }
 
 /// Of a procedure that says why, or of one that has nothing to add.
@@ -64,13 +66,13 @@ fn state(name: &str, lock: &Row, queue: &[&Row]) -> Result<LockState> {
         let (described, left): (String, i64) = (get(row, "described")?, get(row, "expires_in")?);
         let expires_in = u64::try_from(left).ok().map(Duration::from_micros);
         let one = Contender { expires_in, ..contender(&described)? };
-        match (one.token, expires_in) {
+        match (one.fencing_token, expires_in) {
             (Some(_), Some(_)) => holders.push(one),
             (None, Some(_)) => waiters.push(one),
             // Nobody has asked for the lock since it vanished.
             (Some(_), None) if !get::<bool>(row, "kept")? => {
                 let ended_at = crate::clock::wall().checked_sub(Duration::from_micros(left.unsigned_abs()));
-                runs.insert(0, LastRun { ended_at, ..LastRun::vanished(&one.into_holder()) });
+                runs.insert(0, LastRun { ended_at, ..LastRun::vanished(&one) });
             }
             _ => {}
         }

@@ -19,11 +19,11 @@ use crate::exit::Fault;
 const STEP_ASIDE: Duration = Duration::from_millis(20);
 
 pub struct Client {
-    settings: Settings,
+    pub settings: Settings,
     pub patience: Patience,
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
     /// half-way takes the connection with it.
-    session: Option<Session>,
+    pub session: Option<Session>,
 }
 
 /// The rows of each result, and an instant at which the request had not been written yet.
@@ -53,31 +53,18 @@ impl Client {
         Ok(Client { settings: Settings::of(address)?, patience, session: None })
     }
 
-    /// The connection that is ours as long as we are connected, as the server called it at the log-in. A proxy calls it
-    /// otherwise than the server behind it.
+    /// The connection that is ours as long as we are connected, as the server, or a proxy before it, called it at the
+    /// log-in. A proxy calls it otherwise than the server behind it.
     pub async fn connection_id(&mut self) -> Result<u32> {
         let session = self.connected().await?;
-        Ok(self.session.insert(session).id())
-    }
-
-    /// Whether waiters may be woken by wake-up locks.
-    pub fn wakes_up(&self) -> bool {
-        self.settings.wakes_up
-    }
-
-    /// Whether nothing that is sent leaves this machine.
-    pub fn stays_here(&self) -> bool {
-        self.settings.servers.iter().all(|server| server.is_local)
-    }
-
-    pub fn is_connected(&self) -> bool {
-        self.session.is_some()
+        Ok(self.session.insert(session).conn.id())
     }
 
     /// Says goodbye when nothing more is to be asked soon: a server logs connections that just end.
     pub async fn quit(&mut self) {
         if let Some(session) = self.session.take() {
-            session.quit().await;
+            // Nothing is lost if it cannot be said.
+            let _ = session.conn.disconnect().await;
         }
     }
 

@@ -6,7 +6,9 @@ use anyhow::{Context, Result};
 
 use super::answer::get;
 use super::client::Client;
-use crate::backend::{Checkup, Finding, sql};
+use crate::backend::doctor::{Checkup, Finding, micros};
+use crate::backend::sql;
+use crate::clock;
 
 /// What any user can ask. The settings that not every server has are asked for by their names.
 const SQL: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS clock, CONNECTION_ID() AS connection;
@@ -20,17 +22,19 @@ const SQL: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) A
         WHERE TRIGGER_SCHEMA = DATABASE() AND TRIGGER_NAME LIKE 'dlock!_%' ESCAPE '!'";
 
 pub async fn examine(client: &mut Client) -> Result<Checkup> {
-    let before = sql::micros();
+    let before = micros(clock::wall());
     let answer = client.call(SQL).await?.context("dlock's tables are gone again")?;
-    let ours = i64::midpoint(before, sql::micros());
+    let ours = i64::midpoint(before, micros(clock::wall()));
     let row = answer.row()?;
     let server = Server::read(answer.results.get(1..4).context("the server did not tell its settings")?)?;
+    let (used, usable) = (server.number("threads_connected"), server.number("max_connections"));
+    let stays_here = client.settings.servers.iter().all(|server| server.is_local);
     let findings = vec![
-        Finding::fine("mysql-version", server.version()),
+        Finding::of("mysql-version", server.version()),
         server.durability(),
         server.replicas(),
-        server.connections(),
-        server.privacy(client.stays_here()),
+        sql::connections("mysql-connections", used, usable, "raise max_connections"),
+        sql::privacy("mysql-tls", stays_here || !server.get("ssl_cipher").is_empty()),
         proxy(get::<u32>(row, "connection")? != client.connection_id().await?),
         by_hand(answer.results.get(4).and_then(|rows| rows.first()).map(|row| get(row, "triggers")).transpose()?),
     ];
@@ -72,7 +76,7 @@ impl Server {
     fn durability(&self) -> Finding {
         const CHECK: &str = "mysql-durability";
         let off = match (self.get("innodb_flush_log_at_trx_commit"), self.get("log_bin"), self.get("sync_binlog")) {
-            _ if self.is_cluster() => return Finding::fine(CHECK, "a commit is on every node of the cluster"),
+            _ if self.is_cluster() => return Finding::of(CHECK, "a commit is on every node of the cluster"),
             ("1" | "3", "OFF", _) | ("1" | "3", _, "1") => None,
             ("1" | "3", _, often) => Some(format!("sync_binlog is {often}, not 1")),
             (often, _, _) => Some(format!("innodb_flush_log_at_trx_commit is {often}, not 1")),
@@ -88,17 +92,13 @@ impl Server {
         let (enabled, on) = (self.semi_sync("enabled") == "ON", self.semi_sync("status") == "ON");
         let clients = self.semi_sync("clients");
         match (enabled, on, self.number("slaves_connected")) {
-            (true, true, _) if clients != "0" => Finding::fine(CHECK, "a commit waits for a semi-synchronous replica"),
-            (true, ..) => Finding::weak(
-                CHECK,
-                "semi-synchronous replication is on, but no replica answers",
+            (true, true, _) if clients != "0" => Finding::of(CHECK, "a commit waits for a semi-synchronous replica"),
+            (true, ..) => Finding::of(CHECK, "semi-synchronous replication is on, but no replica answers").weak(
                 "nothing is granted or renewed until one does: a failover would forget it",
                 "repair the replica, or turn rpl_semi_sync off",
             ),
-            (false, _, 0) => Finding::fine(CHECK, "there is no replica that is known of"),
-            (false, _, count) => Finding::weak(
-                CHECK,
-                format!("{count} replica(s), all of them asynchronous"),
+            (false, _, 0) => Finding::of(CHECK, "there is no replica that is known of"),
+            (false, _, count) => Finding::of(CHECK, format!("{count} replica(s), all of them asynchronous")).weak(
                 "a failover forgets the last grants, and lets a second holder in",
                 "turn on semi-synchronous replication on both sides",
             ),
@@ -109,29 +109,14 @@ impl Server {
         const CHECK: &str = "mysql-cluster";
         let (size, status) = (self.number("wsrep_cluster_size"), self.get("wsrep_cluster_status"));
         match size {
-            _ if status != "Primary" => Finding::broken(
-                CHECK,
-                format!("this node is not in the majority of its cluster ({status})"),
-                "it grants nothing",
-                "name the other nodes in the URL as well",
-            ),
-            0..=2 => Finding::weak(
-                CHECK,
-                format!("a Galera cluster of {size}"),
-                "it stops when it loses a node",
-                "use three, or add an arbitrator (garbd)",
-            ),
-            size => Finding::fine(CHECK, format!("a Galera cluster of {size}, and this node is in its majority")),
+            _ if status != "Primary" => {
+                Finding::of(CHECK, format!("this node is not in the majority of its cluster ({status})"))
+                    .broken("it grants nothing", "name the other nodes in the URL as well")
+            }
+            0..=2 => Finding::of(CHECK, format!("a Galera cluster of {size}"))
+                .weak("it stops when it loses a node", "use three, or add an arbitrator (garbd)"),
+            size => Finding::of(CHECK, format!("a Galera cluster of {size}, and this node is in its majority")),
         }
-    }
-
-    fn connections(&self) -> Finding {
-        let (used, usable) = (self.number("threads_connected"), self.number("max_connections"));
-        sql::connections("mysql-connections", used, usable, "raise max_connections")
-    }
-
-    fn privacy(&self, stays_here: bool) -> Finding {
-        sql::privacy("mysql-tls", stays_here || !self.get("ssl_cipher").is_empty())
     }
 }
 
@@ -141,7 +126,7 @@ fn proxy(proxied: bool) -> Finding {
     } else {
         "no proxy stands before the server"
     };
-    Finding::fine("mysql-proxy", what)
+    Finding::of("mysql-proxy", what)
 }
 
 /// Only those who may make triggers see them.
@@ -150,5 +135,5 @@ fn by_hand(triggers: Option<u64>) -> Finding {
         Some(1..) => "triggers keep rows from being changed by hand",
         _ => "no trigger that this user can see keeps rows from being changed by hand",
     };
-    Finding::fine("mysql-triggers", what)
+    Finding::of("mysql-triggers", what)
 }

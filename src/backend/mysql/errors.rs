@@ -78,30 +78,17 @@ pub fn explain(error: Error) -> anyhow::Error {
         1290 | 1792 | 1836 => (Fault::Unreachable, READ_ONLY),
         1047 => (Fault::Unreachable, "this node of the cluster is not in its majority, or is not ready yet"),
         3159 => (Fault::Refused, "the server insists on TLS: use sslmode=require, or better verify-full"),
-        // Starting, stopping, out of memory or disk, killed by an administrator: it may well be better the next time.
-        1021
-        | 1028
-        | 1037
-        | 1041
-        | 1053
-        | 1077..=1081
-        | 1105
-        | 1114
-        | 1129
-        | 1135
-        | 1152..=1161
-        | 1180
-        | 1205
-        | 1213
-        | 1317
-        | 1927
-        | 1969
-        | 3024 => return anyhow::Error::new(error).context(Fault::Unreachable),
+        1077..=1081 | 1152..=1161 => return anyhow::Error::new(error).context(Fault::Unreachable),
+        _ if UNABLE.contains(&code) => return anyhow::Error::new(error).context(Fault::Unreachable),
         _ => return error.into(),
     };
     anyhow::Error::new(error).context(words).context(fault)
 }
 
+/// Starting, stopping, out of memory or disk, killed by an administrator: it may well be better the next time. So are
+/// those from 1077 to 1081 and from 1152 to 1161.
+const UNABLE: [u16; 16] =
+    [1021, 1028, 1037, 1041, 1053, 1105, 1114, 1129, 1135, 1180, 1205, 1213, 1317, 1927, 1969, 3024];
 const READ_ONLY: &str = "the server is read-only, as a replica is: name the primary, or all servers";
 
 pub fn read_only() -> anyhow::Error {

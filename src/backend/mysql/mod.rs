@@ -4,7 +4,9 @@
 //! `tables.sql` and `procedures.sql` define and document them, SQL clients use the same ones, and every verb here is one
 //! call of one of them, in one round trip and one transaction. So this file knows no queue and no rule about who may
 //! hold: it asks, with the owner as the key, and repeats safely. A grant counts when the call has answered, which is after
-//! its commit: in a Galera cluster, one that is not certified is an error, and is asked for again.
+//! its commit: in a Galera cluster, one that is not certified is an error, and is asked for again. If the lock is busy,
+//! it waits for the wake-up lock of the one in front and asks again. Where there is none to wait for (a proxy, another node
+//! of a cluster, an SQL client without a session of its own), it asks again and again.
 //!
 //! The token is a column of the lock's row, which is never deleted: at every grant it becomes one more, or the microseconds
 //! since the epoch if that is more still, so that it grows even over a restored backup.
@@ -19,7 +21,6 @@ mod client;
 mod doctor;
 mod errors;
 mod option_file;
-mod recipe;
 mod schema;
 mod session;
 mod settings;
@@ -29,6 +30,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use async_trait::async_trait;
 
+use super::sql::Place;
 use super::{
     Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
@@ -37,7 +39,6 @@ use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 
 use answer::{get, outcome};
 use client::Client;
-use recipe::Place;
 pub use settings::PARAMETERS;
 
 const LOCKS_PER_PAGE: usize = 100;
@@ -60,14 +61,30 @@ impl Mysql {
     /// The number of our connection, for wake-up locks; null where none may be used.
     async fn session(&mut self) -> Result<String> {
         let session = self.client.connection_id().await?;
-        Ok(optional(self.client.wakes_up().then_some(session)))
+        Ok(optional(self.client.settings.wakes_up.then_some(session)))
     }
 
-    fn watch(&mut self, lease: &Lease) {
-        self.look = Some(call(
-            "dlock_watch",
-            &[text(lease.name.as_str()), text(lease.owner.as_str()), lease.token.to_string()],
-        ));
+    /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. The server sees within a
+    /// second when we abandon this half-way.
+    async fn wait_in_queue(&mut self) {
+        let Some(place) = &mut self.place else { return };
+        let Some(behind) = place.behind else { return std::future::pending().await };
+        while !place.due.has_passed() {
+            let patience = place.due.remaining().as_secs_f64();
+            let sql = call("dlock_await", &[text(place.name.as_str()), behind.to_string(), format!("{patience:.3}")]);
+            let answer = self.client.call(&sql).await;
+            match answer.and_then(|answer| answer.map(|answer| get(answer.row()?, "woken")).transpose()) {
+                Ok(Some(Some(0))) => {}
+                Ok(Some(Some(woken))) => {
+                    place.woken = woken == 1;
+                    return;
+                }
+                // The connection is gone, and our place will be if we do not ask for it.
+                Err(_) if self.client.session.is_none() => return,
+                // The server does not let us wait: then we ask when it is time.
+                Ok(None | Some(None)) | Err(_) => return std::future::pending().await,
+            }
+        }
     }
 }
 
@@ -79,6 +96,11 @@ pub fn schema(address: &Address) -> Result<String> {
 /// A call with these values, which are SQL already.
 fn call(procedure: &str, with: &[String]) -> String {
     format!("CALL {procedure}({})", with.join(", "))
+}
+
+/// The lock, its holder and its token.
+fn of_lease(lease: &Lease) -> [String; 3] {
+    [text(lease.name.as_str()), text(lease.owner.as_str()), lease.token.to_string()]
 }
 
 /// A text as SQL, whatever it has in it and however the server reads a backslash.
@@ -104,7 +126,22 @@ fn date(at: SystemTime) -> String {
 #[async_trait(?Send)]
 impl Backend for Mysql {
     async fn try_acquire(&mut self, ask: &Ask) -> Result<Attempt> {
-        self.acquire(ask).await
+        let (name, owner, who) = (text(ask.name.as_str()), text(ask.who.owner.as_str()), text(&ask.who.to_json()));
+        let (ttl, mode, slots) = (ask.ttl.as_micros().to_string(), text(ask.mode.word()), ask.mode.slots().to_string());
+        let (queue, once) = (ask.queue.to_string(), optional(ask.once.as_deref().map(text)));
+        let (session, waits) = (self.session().await?, self.place.as_ref().is_some_and(|place| !place.woken));
+        let with = [name, owner, ttl, mode, slots, queue, once, who, session, waits.to_string()];
+        let answer = self.client.call_installed(&call("dlock_ask", &with)).await?;
+        let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
+        schema::check(version)?;
+        if let Attempt::Granted(lease) = &attempt {
+            self.look = Some(call("dlock_watch", &of_lease(lease)));
+        }
+        self.place = place;
+        if self.place.as_ref().is_some_and(|place| place.is_far_behind) {
+            self.client.quit().await;
+        }
+        Ok(attempt)
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -133,42 +170,25 @@ impl Backend for Mysql {
     }
 
     async fn renew(&mut self, lease: &Lease) -> Result<Renewal> {
-        let sql = call(
-            "dlock_extend",
-            &[
-                text(lease.name.as_str()),
-                text(lease.owner.as_str()),
-                lease.token.to_string(),
-                lease.grant.ttl.as_micros().to_string(),
-                self.session().await?,
-            ],
-        );
-        let Some(answer) = self.client.call(&sql).await? else {
+        let ([name, owner, token], ttl) = (of_lease(lease), lease.grant.ttl.as_micros().to_string());
+        let with = [name, owner, token, ttl, self.session().await?];
+        let Some(answer) = self.client.call(&call("dlock_extend", &with)).await? else {
             return Ok(Renewal::Lost("dlock's tables are gone, or are another version's".to_owned()));
         };
-        self.watch(lease);
+        self.look = Some(call("dlock_watch", &of_lease(lease)));
         outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
         let run = ending.last_run.as_ref();
         let success = run.filter(|run| run.succeeded());
-        let keep = ending.hold_until.map_or(0, |until| until.remaining().as_micros());
-        let sql = call(
-            "dlock_end",
-            &[
-                text(lease.name.as_str()),
-                text(lease.owner.as_str()),
-                lease.token.to_string(),
-                keep.to_string(),
-                optional(run.map(|run| text(&run.to_json()))),
-                optional(success.and_then(|run| run.once.as_deref()).map(text)),
-                ending.keep.to_string(),
-                optional(success.and_then(|run| run.ended_at).map(date)),
-                self.session().await?,
-            ],
-        );
-        let answer = self.client.call_and_quit(&sql).await?;
+        let [name, owner, token] = of_lease(lease);
+        let keep = ending.hold_until.map_or(0, |until| until.remaining().as_micros()).to_string();
+        let (run, runs) = (optional(run.map(|run| text(&run.to_json()))), ending.keep.to_string());
+        let once = optional(success.and_then(|run| run.once.as_deref()).map(text));
+        let succeeded = optional(success.and_then(|run| run.ended_at).map(date));
+        let with = [name, owner, token, keep, run, once, runs, succeeded, self.session().await?];
+        let answer = self.client.call_and_quit(&call("dlock_end", &with)).await?;
         answer.map_or(Ok(Released::NotOurs), |answer| outcome(answer.row()?)?.released())
     }
 
@@ -188,11 +208,7 @@ impl Backend for Mysql {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let once = match what {
-            Forget::Everything => None,
-            Forget::Once(key) => Some(text(key)),
-        };
-        let sql = call("dlock_forget", &[text(name.as_str()), optional(once)]);
+        let sql = call("dlock_forget", &[text(name.as_str()), optional(what.once().map(text))]);
         let answer = self.client.call_and_quit(&sql).await?;
         answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }

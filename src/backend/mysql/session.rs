@@ -17,7 +17,7 @@ use crate::exit::Fault;
 const MOST_ROWS: usize = 100_000;
 
 pub struct Session {
-    conn: Conn,
+    pub conn: Conn,
 }
 
 impl Session {
@@ -28,12 +28,12 @@ impl Session {
             return Session::begin(server).await;
         }
         let mut all = writable(servers, |server| async move { Session::begin_writable(&server).await }).await?;
-        let (place, first) = all.remove(0);
-        if let Some((other, _)) = all.iter().find(|(_, other)| other.identity != first.identity) {
+        let (place, (session, identity)) = all.remove(0);
+        if let Some((other, _)) = all.iter().find(|(_, (_, other))| *other != identity) {
             let labels = [place, *other].map(|place| (place, servers[place].label.as_str()));
             return Err(two_can_be_written_to(labels, "name only those of one cluster, and make replicas read_only"));
         }
-        Ok(first.session)
+        Ok(session)
     }
 
     async fn begin(server: &Server) -> Result<Session> {
@@ -57,7 +57,8 @@ impl Session {
         begun.map(|conn| Session { conn }).map_err(|error| error.context(server.label.clone()))
     }
 
-    async fn begin_writable(server: &Server) -> Result<Writable> {
+    /// With which server it is that can be written to: all nodes of a Galera cluster are one.
+    async fn begin_writable(server: &Server) -> Result<(Session, String)> {
         const SQL: &str =
             "SELECT @@global.read_only AS read_only, CONCAT(@@hostname, ':', @@port, ' ', @@server_id) AS id;
             SHOW GLOBAL VARIABLES LIKE 'wsrep_on';
@@ -79,12 +80,7 @@ impl Session {
             }
             _ => get(row, "id")?,
         };
-        Ok(Writable { session, identity })
-    }
-
-    /// As the server, or a proxy before it, called the connection at the log-in.
-    pub fn id(&self) -> u32 {
-        self.conn.id()
+        Ok((session, identity))
     }
 
     /// Whether semi-synchronous replicas have what was committed before: the server stops waiting for them if they take too
@@ -95,11 +91,6 @@ impl Session {
         let results = self.query(SQL).await.map_err(explain)?;
         let is_on = |row| Ok(get::<String>(row, "Value")? == "ON");
         results.iter().flatten().map(is_on).try_fold(false, |any, on: Result<bool>| Ok(any | on?))
-    }
-
-    pub async fn quit(self) {
-        // Nothing is lost if it cannot be said.
-        let _ = self.conn.disconnect().await;
     }
 
     /// The rows of each result.
@@ -118,12 +109,6 @@ impl Session {
         }
         Ok(results)
     }
-}
-
-/// A server that can be written to, and which it is: all nodes of a Galera cluster are one.
-struct Writable {
-    session: Session,
-    identity: String,
 }
 
 async fn log_in(options: OptsBuilder) -> Result<Conn> {

@@ -7,33 +7,34 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio_postgres::Row;
 
-use crate::backend::sql::{Acquired, Described, Outcome, Queued, contender, history, run};
-use crate::lock::{Contender, LockState, Token};
+use super::session::Answer;
+use crate::backend::sql::{Described, Outcome, Place, Queued, contender, granted, history, run};
+use crate::backend::{Ask, Attempt};
+use crate::lock::{Contender, LockState};
 
 /// What of it [`acquired`] reads, in this order.
 pub const ACQUIRED: &str =
     "outcome, token, slot, holder::text, ahead, date_part('epoch', next_end), behind, room, version";
 
-/// The version of the schema, and its answer.
-pub fn acquired(row: &Row) -> Result<(i32, Acquired)> {
+/// The version of the schema, its answer, and our place if we wait.
+pub fn acquired(answer: &Answer, ask: &Ask) -> Result<(i32, (Attempt, Option<Place>))> {
+    let row = answer.row()?;
     let holder = row.try_get::<_, Option<&str>>(3)?.map(contender).transpose()?;
-    let answer = match row.try_get(0)? {
-        "granted" => Acquired::Granted {
-            token: Token(row.try_get::<_, i64>(1)?.unsigned_abs()),
-            slot: row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs),
-        },
-        "busy" => Acquired::Busy(Queued {
-            holder,
-            ahead: usize::try_from(row.try_get::<_, i64>(4)?)?,
-            next_end: Duration::try_from_secs_f64(row.try_get::<_, f64>(5)?.max(0.0))?,
-            behind: row.try_get(6)?,
-            room: usize::try_from(row.try_get::<_, i32>(7)?)?,
-        }),
-        "other slots" => Acquired::OtherSlots(holder.context("nobody uses other slots")?),
-        "already ran" => Acquired::AlreadyRan,
+    let attempt = match row.try_get(0)? {
+        "granted" => {
+            let slot = row.try_get::<_, Option<i32>>(2)?.map(i32::unsigned_abs);
+            granted(ask, row.try_get(1)?, slot, answer.from)
+        }
+        "busy" => {
+            let (ahead, room) = (row.try_get::<_, i64>(4)?.try_into()?, row.try_get::<_, i32>(7)?.try_into()?);
+            let next_end = Duration::try_from_secs_f64(row.try_get::<_, f64>(5)?.max(0.0))?;
+            Queued { holder, ahead, next_end, behind: row.try_get(6)?, room }.wait(ask)
+        }
+        "other slots" => (ask.differs_from(holder.context("nobody uses other slots")?), None),
+        "already ran" => (Attempt::AlreadyRan, None),
         other => bail!("dlock.acquire says {other:?}"),
     };
-    Ok((row.try_get(8)?, answer))
+    Ok((row.try_get(8)?, attempt))
 }
 
 /// Of a function that says why, or of one that has nothing to add.
@@ -55,7 +56,7 @@ pub fn state(json: &str) -> Result<LockState> {
     }
     let status: Status = serde_json::from_str(json).context("the server's status makes no sense")?;
     let all = status.contenders.into_iter().map(Contender::from);
-    let (holders, waiters) = all.partition(|one| one.token.is_some());
+    let (holders, waiters) = all.partition(|one| one.fencing_token.is_some());
     let runs = status.vanished.into_iter().chain(status.last_run).chain(status.earlier);
     let history = history(runs.filter_map(run).collect(), status.last_success_at.as_deref());
     Ok(LockState::of(status.name.parse()?, "postgres", holders, waiters, history))

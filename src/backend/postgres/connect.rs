@@ -17,7 +17,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::{Client, Config, Error, NoTls};
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
-use tokio_rustls::rustls::crypto::{self, CryptoProvider, ring};
+use tokio_rustls::rustls::crypto::{self, WebPkiSupportedAlgorithms, ring};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error as TlsError, SignatureScheme};
@@ -202,8 +202,8 @@ pub fn tls_config(
         }
     };
     let named = if verifier.is_some() { roots.map(tls::certificates).transpose()?.unwrap_or_default() } else { vec![] };
-    let checker =
-        Arc::new(Checker { provider: provider.clone(), verifier, named, by_name: check == Check::SignerAndName });
+    let (known, by_name) = (provider.signature_verification_algorithms, check == Check::SignerAndName);
+    let checker = Arc::new(Checker { known, verifier, named, by_name });
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
@@ -214,10 +214,12 @@ pub fn tls_config(
     }))
 }
 
+type Signed = Result<HandshakeSignatureValid, TlsError>;
+
 /// Without a verifier plain `require`, by name `verify-full`, else `verify-ca`.
 #[derive(Debug)]
 struct Checker {
-    provider: Arc<CryptoProvider>,
+    known: WebPkiSupportedAlgorithms,
     verifier: Option<Arc<WebPkiServerVerifier>>,
     /// Roots that were named, not the system's.
     named: Vec<CertificateDer<'static>>,
@@ -250,28 +252,16 @@ impl ServerCertVerifier for Checker {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        let known = &self.provider.signature_verification_algorithms;
-        crypto::verify_tls12_signature(message, certificate, signed, known)
+    fn verify_tls12_signature(&self, text: &[u8], by: &CertificateDer<'_>, how: &DigitallySignedStruct) -> Signed {
+        crypto::verify_tls12_signature(text, by, how, &self.known)
     }
 
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
-        let known = &self.provider.signature_verification_algorithms;
-        crypto::verify_tls13_signature(message, certificate, signed, known)
+    fn verify_tls13_signature(&self, text: &[u8], by: &CertificateDer<'_>, how: &DigitallySignedStruct) -> Signed {
+        crypto::verify_tls13_signature(text, by, how, &self.known)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.known.supported_schemes()
     }
 }
 

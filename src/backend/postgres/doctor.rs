@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 
 use super::session::Client;
-use crate::backend::{Checkup, Finding, sql};
+use crate::backend::doctor::{Checkup, Finding, micros};
+use crate::backend::sql;
+use crate::clock;
 
 /// What a role without further privileges can ask.
 const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), current_setting('fsync') = 'on',
@@ -16,18 +18,23 @@ const SQL: &str = "SELECT dlock.version(), current_setting('server_version'), cu
     (extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_backend_pid()";
 
 pub async fn examine(client: &mut Client) -> Result<Checkup> {
-    let before = sql::micros();
+    let before = micros(clock::wall());
     let answer = client.call(SQL, &[]).await?.context("the schema is gone again")?;
-    let ours = i64::midpoint(before, sql::micros());
+    let ours = i64::midpoint(before, micros(clock::wall()));
     let row = answer.row()?;
     let (schema, version): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
     // A pooler calls the process that serves us by another number.
-    let pooled = client.session().and_then(|session| session.process) != Some(row.try_get(10)?);
+    let pooled = client.session.as_ref().and_then(|session| session.process) != Some(row.try_get(10)?);
     let findings = vec![
-        Finding::fine("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
+        Finding::of("postgres-version", format!("PostgreSQL {version}, dlock's schema is of version {schema}")),
         durability(row.try_get(2)?, row.try_get(3)?),
         standbys(row.try_get(4)?, row.try_get(5)?),
-        connections(row.try_get(6)?, row.try_get(7)?),
+        sql::connections(
+            "postgres-connections",
+            row.try_get(6)?,
+            row.try_get(7)?,
+            "raise max_connections, or use a pooler",
+        ),
         sql::privacy("postgres-tls", row.try_get(8)?),
         pooler(pooled, client.channel().is_some()),
     ];
@@ -46,29 +53,21 @@ fn durability(fsync: bool, full_page_writes: bool) -> Finding {
 fn standbys(count: i64, synchronous: bool) -> Finding {
     const CHECK: &str = "postgres-standby";
     match (count, synchronous) {
-        (0, false) => Finding::fine(CHECK, "there is no standby"),
-        (_, true) => Finding::fine(CHECK, "a commit waits for a synchronous standby"),
-        (count, false) => Finding::weak(
-            CHECK,
-            format!("{count} standby(s), all of them asynchronous"),
+        (0, false) => Finding::of(CHECK, "there is no standby"),
+        (_, true) => Finding::of(CHECK, "a commit waits for a synchronous standby"),
+        (count, false) => Finding::of(CHECK, format!("{count} standby(s), all of them asynchronous")).weak(
             "a failover forgets the last grants, and lets a second holder in",
             "name one in synchronous_standby_names",
         ),
     }
 }
 
-fn connections(used: i64, usable: i64) -> Finding {
-    sql::connections("postgres-connections", used, usable, "raise max_connections, or use a pooler")
-}
-
 fn pooler(pooled: bool, listening: bool) -> Finding {
     const CHECK: &str = "postgres-pooler";
     match (pooled, listening) {
-        (false, _) => Finding::fine(CHECK, "no transaction pooler stands before the server"),
-        (true, false) => Finding::fine(CHECK, "a transaction pooler stands before the server, and listen is off"),
-        (true, true) => Finding::weak(
-            CHECK,
-            "a transaction pooler stands before the server, and listen is on",
+        (false, _) => Finding::of(CHECK, "no transaction pooler stands before the server"),
+        (true, false) => Finding::of(CHECK, "a transaction pooler stands before the server, and listen is off"),
+        (true, true) => Finding::of(CHECK, "a transaction pooler stands before the server, and listen is on").weak(
             "what a LISTEN asks for stays behind on connections that others use, and waiters are woken late",
             "add listen=off to the URL, or name the server itself",
         ),

@@ -29,13 +29,13 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 
 use super::{
-    Address, Ask, Attempt, Backend, Busy, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
     Renewal, Revoke, Revoked,
 };
 use crate::clock::{self, Instant};
 use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, Token};
 
-use super::sql::{Acquired, Place, Queued, word};
+use super::sql::Place;
 use answer::{ACQUIRED, outcome};
 use errors::{UNWRITABLE, is_about};
 use session::{Client, Parameters};
@@ -56,17 +56,6 @@ impl Postgres {
         Ok(Postgres { client: Client::new(address, patience)?, place: None, hears_of_revocation: false })
     }
 
-    /// What follows for our place.
-    fn queue(&mut self, ask: &Ask, queued: Queued) -> Busy {
-        if queued.is_far_behind() {
-            self.client.disconnect();
-        }
-        let place = queued.place(ask);
-        let busy = queued.busy(ask, &place);
-        self.place = ask.queue.then_some(place);
-        busy
-    }
-
     /// Returns when the wake-up lock of the one in front has fallen, or it is time to ask again. What is abandoned half-way
     /// ends on the server within a second.
     async fn wait_in_queue(&mut self) {
@@ -79,7 +68,7 @@ impl Postgres {
                 Ok(Some(false)) => {}
                 Ok(Some(true)) => return,
                 // The connection is gone, and our place will be if we do not ask for it.
-                Err(_) if self.client.session().is_none() => return,
+                Err(_) if self.client.session.is_none() => return,
                 // The server does not let us wait: then we ask when it is time.
                 Ok(None) | Err(_) => return std::future::pending().await,
             }
@@ -141,24 +130,18 @@ impl Backend for Postgres {
             "SELECT {ACQUIRED} FROM dlock.acquire($1, $2, $3 * interval '1 s', $4, $5, $6, $7, $8::json, $9, $10)"
         );
         let (name, owner, ttl) = (ask.name.as_str(), ask.who.owner.as_str(), ask.ttl.as_secs_f64());
-        let (mode, slots) = (word(ask.mode), i32::try_from(ask.mode.slots())?);
+        let (mode, slots) = (ask.mode.word(), i32::try_from(ask.mode.slots())?);
         let (once, who) = (ask.once.as_deref().map(plain), ascii(&ask.who.to_json()));
         let (wake, session) = (self.client.channel(), self.client.process().await?);
         let with: &Parameters<'_> = &[&name, &owner, &ttl, &mode, &slots, &ask.queue, &once, &who, &wake, &session];
         let answer = self.client.call_installed(&sql, with).await?;
-        let (version, acquired) = answer::acquired(answer.row()?)?;
+        let (version, (attempt, place)) = answer::acquired(&answer, ask)?;
         schema::check(version, &self.client.settings.schema)?;
-        self.place = None;
-        Ok(match acquired {
-            Acquired::Granted { token, slot } => {
-                self.hears_of_revocation = false;
-                let grant = Grant { from: answer.from, ttl: ask.ttl, slack: Duration::ZERO };
-                Attempt::Granted(ask.lease(token, slot, grant))
-            }
-            Acquired::Busy(queued) => Attempt::Busy(self.queue(ask, queued)),
-            Acquired::OtherSlots(other) => ask.differs_from(other),
-            Acquired::AlreadyRan => Attempt::AlreadyRan,
-        })
+        if place.as_ref().is_some_and(|place| place.is_far_behind) {
+            self.client.session = None;
+        }
+        (self.place, self.hears_of_revocation) = (place, false);
+        Ok(attempt)
     }
 
     async fn changed(&mut self) -> Result<()> {
@@ -167,7 +150,7 @@ impl Backend for Postgres {
         } else if !self.hears_of_revocation && self.client.channel().is_some() {
             // The command is no short one: the lock is renewed, in order to be notified of a revocation from here on.
             self.hears_of_revocation = true;
-        } else if let Some(session) = self.client.session() {
+        } else if let Some(session) = &self.client.session {
             session.news().await;
         } else {
             std::future::pending().await
@@ -180,7 +163,7 @@ impl Backend for Postgres {
         let with: &Parameters<'_> = &[&ask.name.as_str(), &ask.who.owner.as_str()];
         self.client.call("SELECT dlock.withdraw($1, $2)", with).await?;
         // With the session, the wake-up lock falls.
-        self.client.disconnect();
+        self.client.session = None;
         Ok(())
     }
 
@@ -190,7 +173,7 @@ impl Backend for Postgres {
         let (ttl, wake) = (lease.grant.ttl.as_secs_f64(), self.client.channel());
         let session = self.client.process().await?;
         let with: &Parameters<'_> = &[&name, &owner, &token, &ttl, &wake, &session];
-        let Some(answer) = self.client.call_listening(SQL, with).await? else {
+        let Some(answer) = self.client.ask(wake.clone(), SQL, with).await? else {
             return Ok(Renewal::Lost("the lock's schema is gone, or is another version's".to_owned()));
         };
         outcome(answer.row()?)?.renewed(Grant { from: answer.from, ..lease.grant })
@@ -235,11 +218,8 @@ impl Backend for Postgres {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        let once = match what {
-            Forget::Everything => None,
-            Forget::Once(key) => Some(plain(key)),
-        };
-        let answer = self.client.call("SELECT dlock.forget($1, $2)", &[&name.as_str(), &once]).await?;
+        let with: &Parameters<'_> = &[&name.as_str(), &what.once().map(plain)];
+        let answer = self.client.call("SELECT dlock.forget($1, $2)", with).await?;
         answer.map_or(Ok(Forgotten::Nothing), |answer| outcome(answer.row()?)?.forgotten())
     }
 

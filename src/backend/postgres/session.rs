@@ -32,7 +32,7 @@ pub struct Client {
     channel: String,
     /// Taken out by whoever uses it, and put back only after a whole answer: a future that is dropped
     /// half-way takes the connection with it.
-    session: Option<Session>,
+    pub session: Option<Session>,
 }
 
 /// Rows, and an instant at which the request had not been written yet.
@@ -69,14 +69,6 @@ impl Client {
         Ok(self.session.insert(session).process)
     }
 
-    pub fn session(&self) -> Option<&Session> {
-        self.session.as_ref()
-    }
-
-    pub fn disconnect(&mut self) {
-        self.session = None;
-    }
-
     /// Calls what has to be there, and makes it if it is not.
     pub async fn call_installed(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Answer> {
         if let Some(answer) = self.call(sql, with).await? {
@@ -103,24 +95,20 @@ impl Client {
         self.ask(None, sql, with).await
     }
 
-    /// Calls it, and hears of later changes from then on.
-    pub async fn call_listening(&mut self, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
-        self.ask(self.channel(), sql, with).await
-    }
-
-    /// In `sql`, `dlock.` stands for the schema, whatever it is called.
-    async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
+    /// Calls it and, if there is a channel to `listen` on, hears of later changes from then on. In `sql`, `dlock.` stands
+    /// for the schema, whatever it is called.
+    pub async fn ask(&mut self, listen: Option<String>, sql: &str, with: &Parameters<'_>) -> Result<Option<Answer>> {
         let sql = sql.replace("dlock.", &format!("{}.", self.settings.schema));
         loop {
             let mut session = self.connected().await?;
-            let unconfirmed = session.unconfirmed();
+            let unconfirmed = session.heard.unconfirmed.load(Relaxed);
             let from = clock::now();
             let answer = match &listen {
                 Some(channel) => session.query_listening(channel, &sql, with).await,
                 None => session.query(&sql, with).await,
             };
             match answer {
-                Ok(_) if session.unconfirmed() != unconfirmed => {
+                Ok(_) if session.heard.unconfirmed.load(Relaxed) != unconfirmed => {
                     return Err(Fault::Unreachable.because("the standby has not confirmed what the primary has done"));
                 }
                 Ok(rows) => {
@@ -135,7 +123,7 @@ impl Client {
     }
 
     async fn connected(&mut self) -> Result<Session> {
-        if let Some(session) = self.session.take().filter(|session| !session.is_closed()) {
+        if let Some(session) = self.session.take().filter(|session| !session.client.is_closed()) {
             return Ok(session);
         }
         let is_full = |error: &_| is_about(error, &NO_CONNECTION_LEFT);
@@ -191,10 +179,6 @@ impl Session {
         Session { client, heard, listening: false, process, driver }
     }
 
-    pub fn is_closed(&self) -> bool {
-        self.client.is_closed()
-    }
-
     /// Asks for notifications on `channel` in the same round trip as the next query. They are hints: if
     /// the server cannot send them, all goes on without.
     pub async fn query_listening(
@@ -230,11 +214,6 @@ impl Session {
     /// Returns when a notification has come, or the connection has ended.
     pub async fn news(&self) {
         self.heard.news.notified().await;
-    }
-
-    /// How many commits the server made without the standby that should have confirmed them.
-    pub fn unconfirmed(&self) -> usize {
-        self.heard.unconfirmed.load(Relaxed)
     }
 }
 

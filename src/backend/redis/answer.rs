@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, ParsingError, Value};
 
-use crate::backend::{Forgotten, Reheld, Released, Renewal, Revoked};
-use crate::lock::{Mode, Token, messages};
+use crate::backend::{FOREIGN_HOLDER, Forgotten, Reheld, Released, Renewal, Revoked};
+use crate::lock::{Mode, Token};
 
 /// How much of other people's text is shown (characters).
 const LONGEST: usize = 500;
@@ -122,7 +122,7 @@ answers! { Revoked:
     ("marked", []) => Revoked::Marked,
     ("freed", []) => Revoked::Freed,
     ("gone", []) => Revoked::NotHeld,
-    ("foreign", []) => Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()),
+    ("foreign", []) => Revoked::Impossible(FOREIGN_HOLDER.to_owned()),
 }
 
 answers! { Forgotten:

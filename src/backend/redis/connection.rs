@@ -87,20 +87,7 @@ pub fn lacks_resp3(error: &RedisError) -> bool {
 /// Whether an error is about us or about the server's own condition, and in which words to say so.
 pub fn refusal(error: RedisError) -> anyhow::Error {
     const REFUSED: [&str; 5] = ["WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH", "ERR Client sent AUTH"];
-    const UNABLE: [&str; 12] = [
-        "LOADING",
-        "READONLY",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-        "MOVED",
-        "ASK",
-        "BUSY",
-        "MISCONF",
-        "OOM",
-        "NOREPLICAS",
-        "ERR max number of clients",
-    ];
+    const UNABLE: &str = "LOADING READONLY MASTERDOWN CLUSTERDOWN TRYAGAIN MOVED ASK BUSY MISCONF OOM NOREPLICAS";
     let text = format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let says = anyhow!("Redis says: {}", text.chars().take(LONGEST_ERROR).collect::<String>());
     let starts = |with: &[&str]| with.iter().any(|word| text.starts_with(word));
@@ -113,7 +100,8 @@ pub fn refusal(error: RedisError) -> anyhow::Error {
             "Redis wants a password and was given none: name a file that has it with password-file=PATH in the URL",
         ),
         _ if starts(&REFUSED) => says.context(Fault::Refused),
-        _ if starts(&UNABLE) => says.context(Fault::Unreachable),
+        _ if UNABLE.split(' ').any(|word| starts(&[word])) => says.context(Fault::Unreachable),
+        _ if starts(&["ERR max number of clients"]) => says.context(Fault::Unreachable),
         _ if starts(&["ERR DB index"]) => says.context(Fault::Config),
         _ if text.contains("WRONGTYPE") => says.context("a key of this lock has been overwritten by something else"),
         _ => says,

@@ -36,7 +36,7 @@ use super::{
 };
 use crate::clock::{self, Instant};
 use crate::exit::Fault;
-use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId, messages};
+use crate::lock::{Grant, Holder, LastRun, LockName, LockState, OwnerId};
 use answer::{Acquire, NotRenewed, Seen};
 use server::{Server, Watch};
 use status::Look;
@@ -115,7 +115,7 @@ impl Redis {
         if ahead > 0 {
             self.watch.remove(0);
         }
-        let holder = holder.map(|owner| status::contender(owner, &seen.details, None).into_holder());
+        let holder = holder.map(|owner| status::contender(owner, &seen.details, None));
         // A foreign program may give a lock the time again that it had when we saw it first.
         if let Some((_, before)) = self.seen.take()
             && seen.details.is_empty()
@@ -199,14 +199,6 @@ pub fn ending_args(ending: &Ending) -> [String; 5] {
     [millis(hold), run, once, ending.keep.to_string(), success_ms]
 }
 
-/// What `forget.lua` is told: a key, or nothing for everything.
-pub fn forget_arg(what: &Forget) -> &str {
-    match what {
-        Forget::Everything => "",
-        Forget::Once(key) => key,
-    }
-}
-
 /// What `revoke.lua` is told.
 pub fn revoke_args(from: &Holder, how: &Revoke) -> Option<[String; 7]> {
     let token = from.fencing_token.map(|token| token.to_string()).unwrap_or_default();
@@ -262,9 +254,7 @@ impl Backend for Redis {
             }
             Acquire::Busy(busy) => Attempt::Busy(self.busy(ask, from, busy)),
             Acquire::AlreadyRan => Attempt::AlreadyRan,
-            Acquire::OtherSlots(theirs) => {
-                Attempt::OtherSlots(messages::other_slots("another contender", theirs, ask.mode))
-            }
+            Acquire::OtherSlots(theirs) => ask.other_slots("another contender", theirs),
         })
     }
 
@@ -304,7 +294,7 @@ impl Backend for Redis {
     }
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
-        self.server.run(&FORGET, &self.keys(name), &[forget_arg(what)]).await
+        self.server.run(&FORGET, &self.keys(name), &[what.once().unwrap_or_default()]).await
     }
 
     async fn list(&mut self, after: Option<String>) -> Result<Page> {

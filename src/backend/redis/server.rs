@@ -111,29 +111,23 @@ impl Server {
     }
 
     /// Sends requests to the server we are connected to, or connects first. Whoever drops this, or whose patience ends, has
-    /// dropped the connection with it: what was sent may still be carried out.
+    /// dropped the connection with it: what was sent may still be carried out. The node may have left the cluster, too.
     async fn send<T>(
         &mut self,
         request: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<Result<T, RedisError>> {
-        let within = self.allowed();
+        let patience = self.allowed();
         self.connect().await?;
-        let mut connection = self.connection.take().context("connected just now")?;
-        let Ok(answer) = tokio::time::timeout(within, request(&mut connection.redis)).await else {
-            self.node = None;
-            return Err(Fault::Unreachable.because(format_args!("no answer within {within:?}")));
+        let (mut connection, node) = (self.connection.take().context("connected just now")?, self.node.take());
+        let answered = async {
+            match request(&mut connection.redis).await {
+                Err(error) if !is_answer(&error) => Err(refusal(error)),
+                answer => Ok(answer),
+            }
         };
-        match answer {
-            Err(error) if !is_answer(&error) => {
-                self.node = None;
-                Err(refusal(error))
-            }
-            answer => {
-                self.answered = true;
-                self.connection = Some(connection);
-                Ok(answer)
-            }
-        }
+        let answer = within(patience, answered).await?;
+        (self.answered, self.connection, self.node) = (true, Some(connection), node);
+        Ok(answer)
     }
 
     /// Connects anew if an earlier verb was left unanswered.

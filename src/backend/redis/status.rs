@@ -25,16 +25,17 @@ pub fn contender(owner: String, details: &str, expires_in: Option<Duration>) -> 
     let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
     let (ttl, since, token, slot) = (number(), number(), number(), number());
     let since = since.map(|ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms));
+    let who = parts.next().and_then(Identity::from_json).filter(|who| who.owner.as_str() == owner);
     Contender {
-        who: parts.next().and_then(Identity::from_json).filter(|who| who.owner.as_str() == owner),
-        foreign_owner: Some(owner.chars().take(LONGEST_OWNER).collect()),
-        token: token.map(Token),
+        mode,
+        owner: Some(owner.chars().take(LONGEST_OWNER).collect()),
+        fencing_token: token.map(Token),
         slot: slot.and_then(|slot| u32::try_from(slot).ok()),
         waiting_since: since,
         acquired_at: since,
         ttl: ttl.map(Duration::from_millis),
         expires_in,
-        ..Contender::unknown(mode)
+        ..who.map(Contender::from).unwrap_or_default()
     }
 }
 
@@ -42,7 +43,7 @@ pub fn contender(owner: String, details: &str, expires_in: Option<Duration>) -> 
 fn run(text: &str) -> Option<LastRun> {
     let Some(details) = text.strip_prefix("vanished ") else { return LastRun::from_json(text) };
     let who = Identity::from_json(details.splitn(6, ' ').nth(5)?)?;
-    Some(LastRun::vanished(&contender(who.owner.to_string(), details, None).into_holder()))
+    Some(LastRun::vanished(&contender(who.owner.to_string(), details, None)))
 }
 
 /// Newest first, each once. Whoever was taken for vanished may have told later how its run ended, and a node of a Redlock

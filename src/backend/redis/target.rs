@@ -16,7 +16,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use super::connection::{Connection, is_unknown_command, lacks_resp3, refusal};
 use crate::backend::net::{self, Socket};
-use crate::backend::{Address, tls};
+use crate::backend::{Address, tls, within};
 use crate::exit::Fault;
 
 const PORT: u16 = 6379;
@@ -87,7 +87,9 @@ impl Target {
     }
 
     fn of(kind: Kind, hosts: Vec<String>, address: &Address, db: &str) -> Result<Target> {
-        let (tls, login) = (secured(address)?, login(&own_login(address)?, db)?);
+        let scheme = address.scheme().split('+').next().unwrap_or_default();
+        let tls = tls::client_config(address, matches!(scheme, "rediss" | "redlocks"))?;
+        let login = login(&(address.username().map(str::to_owned), address.password()?), db)?;
         Ok(Target { kind, hosts, next: Cell::default(), tls, login })
     }
 
@@ -139,13 +141,12 @@ impl Target {
         for _ in 0..self.hosts.len() {
             let at = self.next.get() % self.hosts.len();
             self.next.set(at + 1);
-            match tokio::time::timeout(share, ask(&self.hosts[at])).await {
-                Ok(Ok(answer)) => {
+            match within(share, ask(&self.hosts[at])).await {
+                Ok(answer) => {
                     self.next.set(at);
                     return Ok(answer);
                 }
-                Ok(Err(error)) => last = Some(error),
-                Err(_) => last = Some(Fault::Unreachable.because(format_args!("no answer within {share:?}"))),
+                Err(error) => last = Some(error),
             }
         }
         Err(last.unwrap_or_else(|| Fault::Unreachable.because("the URL names no host")))
@@ -182,18 +183,7 @@ pub fn redirect(error: &RedisError) -> Option<(String, bool)> {
     Some((node.to_owned(), error.kind() == ErrorKind::Server(ServerErrorKind::Ask)))
 }
 
-fn secured(address: &Address) -> Result<Option<Arc<ClientConfig>>> {
-    let scheme = address.scheme().split('+').next().unwrap_or_default();
-    tls::client_config(address, matches!(scheme, "rediss" | "redlocks"))
-}
-
-type Login = (Option<String>, Option<String>);
-
-fn own_login(address: &Address) -> Result<Login> {
-    Ok((address.username().map(str::to_owned), address.password()?))
-}
-
-fn login((user, password): &Login, db: &str) -> Result<RedisConnectionInfo> {
+fn login((user, password): &(Option<String>, Option<String>), db: &str) -> Result<RedisConnectionInfo> {
     let number = if db.is_empty() { Some(0) } else { db.parse::<u32>().ok() };
     let Some(number) = number else {
         return Err(Fault::Config.because(format_args!("a Redis database is a number, not {db:?}")));

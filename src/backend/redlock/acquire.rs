@@ -81,7 +81,8 @@ impl Redlock {
             }
         }
         let answered = replies.iter().filter(|reply| reply.is_ok()).count() >= quorum;
-        if ours > 0 || self.nodes.any_unanswered() {
+        // A request of ours may still arrive at a node, or may have done so without our hearing of it.
+        if ours > 0 || self.nodes.all.iter().any(|node| node.unanswered.is_some()) {
             // Whoever cannot reach a majority must not be in the way of those who can.
             let and = if ask.queue && answered { Then::Wait } else { Then::Leave };
             self.give_back(ask, &keys, and).await;
@@ -121,7 +122,7 @@ impl Redlock {
             }
             ranks.push(theirs.ahead);
             every = every.min(theirs.ask_again.unwrap_or(ASK_EVERY));
-            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None).into_holder());
+            let holder = theirs.owner.clone().map(|owner| contender(owner, &theirs.details, None));
             holders.extend(holder);
         }
         if self.nodes.all.iter().any(|node| node.server.cannot_push) {

@@ -93,31 +93,29 @@ fn independence(answering: usize, mut run_ids: Vec<(String, String)>) -> Option<
     let hosts = |one: &[(String, String)]| one.iter().map(|(_, host)| host.as_str()).collect::<Vec<_>>().join(" and ");
     let twice: Vec<String> = chunks.map(hosts).collect();
     if !twice.is_empty() {
-        return Some(Finding::broken(
-            CHECK,
-            format!("one and the same server: {}", twice.join("; ")),
+        let found = Finding::of(CHECK, format!("one and the same server: {}", twice.join("; ")));
+        return Some(found.broken(
             "it has several votes, so that what looks like a majority is none: when it fails or forgets, two can hold a \
              lock at once",
             "name every server once, and as many as there are; each on a machine of its own",
         ));
     }
     let all = run_ids.len() == answering && answering > 1;
-    all.then(|| Finding::fine(CHECK, format!("the {answering} nodes are as many servers")))
+    all.then(|| Finding::of(CHECK, format!("the {answering} nodes are as many servers")))
 }
 
 fn presence(nodes: usize, quorum: usize, missing: &[String]) -> Finding {
-    const CHECK: &str = "redlock-nodes";
     let answering = nodes - missing.len();
     let what = format!("{answering} of {nodes} nodes answer, and {quorum} must");
-    let why = || format!("of the nodes that are left, {quorum} must stay for any lock to be had or kept");
-    match missing {
-        [] => Finding::fine(CHECK, what),
-        missing if answering >= quorum => {
-            Finding::weak(CHECK, format!("{what}; {}", missing.join("; ")), why(), "bring the node back")
+    let all = std::iter::once(what).chain(missing.iter().cloned()).collect::<Vec<_>>().join("; ");
+    let found = Finding::of("redlock-nodes", all);
+    match answering {
+        _ if missing.is_empty() => found,
+        some if some >= quorum => {
+            let why = format!("of the nodes that are left, {quorum} must stay for any lock to be had or kept");
+            found.weak(why, "bring the node back")
         }
-        missing => Finding::broken(
-            CHECK,
-            format!("{what}; {}", missing.join("; ")),
+        _ => found.broken(
             "without a majority no lock can be had or kept",
             "bring the nodes back; each is a Redis by itself: redis-cli -h HOST PING",
         ),
@@ -132,11 +130,10 @@ fn clocks(offsets: &[(i64, String)]) -> Option<Finding> {
     let spread = last - first;
     let what = format!("the clocks of the nodes are within {:.3}s of each other", spread as f64 / 1e6);
     if spread <= TOLERABLE_US {
-        return Some(Finding::fine(CHECK, what));
+        return Some(Finding::of(CHECK, what));
     }
-    Some(Finding::weak(
-        CHECK,
-        format!("{what}: {early} is behind {late}"),
+    let found = Finding::of(CHECK, format!("{what}: {early} is behind {late}"));
+    Some(found.weak(
         "a clock that is set while locks are held ends them early on that node; a clock that differs is likely to be set",
         "let all nodes take their time from NTP, by slewing and not by steps",
     ))
@@ -167,14 +164,15 @@ async fn agreement(nodes: &mut [Answering<'_>], prefix: &str, quorum: usize, pat
             }
             let all = if known < SAMPLE { "" } else { "first " };
             let what = format!("the nodes agree about the {all}{known} lock(s) that they have on record");
-            vec![Finding::fine(AGREEMENT, what)]
+            vec![Finding::of(AGREEMENT, what)]
         }
-        Err(error) => vec![Finding::weak(
-            AGREEMENT,
-            format!("what the nodes have on record cannot be compared: {error:#}"),
-            "a node that has forgotten its locks, or has others, is not noticed",
-            "let this user run SCAN and GET on the keys of locks",
-        )],
+        Err(error) => {
+            let found = Finding::of(AGREEMENT, format!("what the nodes have on record cannot be compared: {error:#}"));
+            vec![found.weak(
+                "a node that has forgotten its locks, or has others, is not noticed",
+                "let this user run SCAN and GET on the keys of locks",
+            )]
+        }
     }
 }
 
@@ -209,7 +207,7 @@ impl From<Look> for Said {
         let holder = look.holders.into_iter().next();
         Said {
             lasts: holder.as_ref().is_some_and(|holder| holder.expires_in.is_none()),
-            owner: holder.and_then(|holder| holder.foreign_owner),
+            owner: holder.and_then(|holder| holder.owner),
             counter: look.counter.filter(|&token| token > 0),
         }
     }
@@ -265,11 +263,9 @@ fn splits(odd: &[Lock], quorum: usize, nodes: &[Answering]) -> Option<Finding> {
         all.push(format!("and {more} more"));
     }
     (!all.is_empty()).then(|| {
-        Finding::weak(
-            AGREEMENT,
-            all.join("; "),
-            "nodes that name somebody else are in the way of whoever wants the lock, and a holder that lacks them loses it \
-             should one more node fail: somebody died while taking it, or put a key there by hand",
+        Finding::of(AGREEMENT, all.join("; ")).weak(
+            "nodes that name somebody else are in the way of whoever wants the lock, and a holder that lacks them loses \
+             it should one more node fail: somebody died while taking it, or put a key there by hand",
             "what a dead contender left runs out by itself; a key without an expiry does not: redis-cli -h HOST PTTL \
              'dlock:NAME', and DEL only if nobody uses the lock",
         )
@@ -303,7 +299,7 @@ fn lags(odd: &[Lock], known: usize, quorum: usize, nodes: &[Answering]) -> Optio
     (!lines.is_empty()).then(|| {
         let advice = "keep what nodes know over a restart (appendonly yes, appendfsync always), and leave an empty node off \
                       for the longest ttl before it comes back; the next grant of a lock tells all nodes of its token";
-        Finding::weak("redlock-tokens", lines.join("; "), why, advice)
+        Finding::of("redlock-tokens", lines.join("; ")).weak(why, advice)
     })
 }
 

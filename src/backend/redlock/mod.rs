@@ -80,7 +80,10 @@ impl Redlock {
         let rest = [flag(and == Then::Wait).to_owned(), since, waited, millis(ask.ttl), ask.who.to_json()];
         let args = |node: &Node| std::iter::once(node.given_up()).chain(rest.clone()).collect();
         let replies = self.nodes.ask_by_number(&GIVE_BACK, keys, &ask.who.owner, args).await;
-        self.nodes.forget_unanswered(&replies);
+        // The nodes that have answered this were told which requests are given up.
+        for (node, _) in self.nodes.all.iter_mut().zip(&replies).filter(|(_, reply)| reply.is_ok()) {
+            node.unanswered = None;
+        }
         replies
     }
 
@@ -180,7 +183,7 @@ impl Backend for Redlock {
 
     async fn forget(&mut self, name: &LockName, what: &Forget) -> Result<Forgotten> {
         let (keys, quorum) = (self.keys(name), self.nodes.quorum());
-        let replies = self.nodes.ask(&FORGET, &keys, |_| vec![redis::forget_arg(what).to_owned()]).await;
+        let replies = self.nodes.ask(&FORGET, &keys, |_| vec![what.once().unwrap_or_default().to_owned()]).await;
         let said = |wanted: Forgotten| count(&replies, |said: &Forgotten| *said == wanted);
         Ok(match [Forgotten::InUse, Forgotten::Done, Forgotten::Nothing].map(said) {
             [in_use, ..] if in_use > 0 => Forgotten::InUse,

@@ -31,7 +31,7 @@ pub struct Node {
     /// How many requests to take this node or to give it back we sent, and the last of them that got no answer: it
     /// may still arrive, after we have given up.
     sent: u64,
-    unanswered: Option<u64>,
+    pub unanswered: Option<u64>,
 }
 
 impl Node {
@@ -71,11 +71,6 @@ impl Nodes {
 
     pub fn quorum(&self) -> usize {
         self.all.len() / 2 + 1
-    }
-
-    /// Whether a request of ours may still arrive at a node, or may have done so without our hearing of it.
-    pub fn any_unanswered(&self) -> bool {
-        self.all.iter().any(|node| node.unanswered.is_some())
     }
 
     /// Runs a script on all nodes at once. Once a majority has answered, the others get as much time
@@ -139,13 +134,6 @@ impl Nodes {
             }
         }
         replies
-    }
-
-    /// The nodes that have answered this were told which requests are given up.
-    pub fn forget_unanswered<T>(&mut self, replies: &[Reply<T>]) {
-        for (node, _) in self.all.iter_mut().zip(replies).filter(|(_, reply)| reply.is_ok()) {
-            node.unanswered = None;
-        }
     }
 
     /// Returns when so many nodes have changed, and the others had a moment to do so too.

@@ -37,13 +37,13 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
                 runs.extend(seen.history.runs.iter().cloned());
                 last_success_at = last_success_at.max(seen.history.last_success_at);
                 for waiter in &seen.waiters {
-                    waiters.entry(waiter.foreign_owner.clone()).or_insert_with(|| waiter.clone());
+                    waiters.entry(waiter.owner.clone()).or_insert_with(|| waiter.clone());
                 }
                 if let Some(holder) = seen.holders.first() {
-                    node.owner = holder.foreign_owner.clone();
+                    node.owner = holder.owner.clone();
                     // Without an expiry it lasts: a foreign program may take a lock so.
                     let vote = (holder.expires_in.unwrap_or(Duration::MAX), holder.clone());
-                    votes.entry(holder.foreign_owner.clone()).or_default().push(vote);
+                    votes.entry(holder.owner.clone()).or_default().push(vote);
                 }
             }
             Err(error) => node.error = Some(format!("{error:#}")),
@@ -57,11 +57,11 @@ pub async fn look(redlock: &mut Redlock, name: &LockName) -> Result<Look> {
         // It is held for as long as a majority has it.
         let expires_in = Some(votes[votes.len() - quorum].0).filter(|&ends| ends != Duration::MAX);
         let revoked = votes.iter().any(|(_, vote)| vote.revoked);
-        let best = votes.into_iter().map(|(_, vote)| vote).max_by_key(|vote| vote.who.is_some())?;
+        let best = votes.into_iter().map(|(_, vote)| vote).max_by_key(|vote| vote.host.is_some())?;
         Some(Contender { expires_in, revoked, ..best })
     });
     // A node that was out of reach when the holder released may still take it for vanished.
-    let present = |run: &LastRun| holder.as_ref().is_some_and(|one| one.token == Some(run.fencing_token));
+    let present = |run: &LastRun| holder.as_ref().is_some_and(|one| one.fencing_token == Some(run.fencing_token));
     let runs = in_order(runs.into_iter().filter(|run| run.outcome != Outcome::Vanished || !present(run)));
     let history = History { runs, last_success_at };
     let state = LockState::of(name.clone(), "redlock", Vec::from_iter(holder), waiters, history);

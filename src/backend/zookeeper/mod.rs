@@ -18,6 +18,7 @@ mod release;
 mod status;
 pub mod wire;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
@@ -30,8 +31,8 @@ use self::recipe::Place;
 use self::release::read_place;
 use self::wire::{Answer, Kind, Refusal, Request, has_expired, refusal};
 use super::{
-    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Listing, Page, Patience, Reheld,
-    Released, Renewal, Revoke, Revoked,
+    Address, Ask, Attempt, Backend, Checkup, Ending, Forget, Forgotten, Lease, Page, Patience, Reheld, Released,
+    Renewal, Revoke, Revoked,
 };
 use crate::clock::Instant;
 use crate::exit::Fault;
@@ -50,7 +51,7 @@ pub struct ZooKeeper {
     seen: SeenHolders,
     seen_in: Option<i64>,
     /// The rest of a list of all locks.
-    listing: Listing,
+    listing: BTreeSet<LockName>,
 }
 
 pub const PARAMETERS: &[&str] = &["recipe"];
@@ -76,7 +77,7 @@ impl ZooKeeper {
             clock: None,
             seen: SeenHolders::default(),
             seen_in: None,
-            listing: Listing::default(),
+            listing: BTreeSet::new(),
         })
     }
 

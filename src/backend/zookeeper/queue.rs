@@ -112,20 +112,21 @@ impl Entry {
     }
 
     pub fn contender(&self) -> Contender {
-        let unknown = Contender::unknown(self.mode);
-        let Some(stat) = self.stat else { return unknown };
-        let since = Some(server_date(stat.ctime));
-        let shown = Contender { token: Some(token(stat.czxid)), waiting_since: since, ..unknown };
-        let Some(Record { who, details }) = self.record.clone() else { return shown };
+        let (mode, waiting_since) = (self.mode, self.stat.map(|stat| server_date(stat.ctime)));
+        let own_token = self.stat.map(|stat| token(stat.czxid));
+        let Some(Record { who, details }) = self.record.clone() else {
+            return Contender { mode, fencing_token: own_token, waiting_since, ..Contender::default() };
+        };
         Contender {
-            who: Some(who),
-            token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(shown.token),
+            mode,
+            fencing_token: details.hold.map(|hold| hold.token).or(details.slot.map(|slot| slot.token)).or(own_token),
             slot: details.slot.map(|slot| slot.number),
-            acquired_at: details.acquired_at().or(since),
+            waiting_since,
+            acquired_at: details.acquired_at().or(waiting_since),
             ttl: Some(details.ttl()),
             expires_in: self.left(clock::wall()),
             revoked: details.revoked.is_some(),
-            ..shown
+            ..who.into()
         }
     }
 }

@@ -15,7 +15,7 @@ use super::ensemble::Session;
 use super::queue::{Details, Entry, Slot, server_date, token};
 use super::status::View;
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use crate::backend::{Ask, Attempt, Busy, stale_token, taken_away};
+use crate::backend::{Ask, Attempt, Busy, taken_away};
 use crate::clock::{self, Instant};
 use crate::lock::queue::{Watched, waiters, watched};
 use crate::lock::{Holder, LockName, Mode, Record, SeenHolders, Token};
@@ -72,10 +72,8 @@ impl ZooKeeper {
             self.watch(watches.collect()).await?;
             return self.busy(None, 0, vanished);
         }
-        match self.stale_token(ask, view.last_token)? {
-            Some(stale) => Err(stale),
-            None => self.grant(ask, view).await,
-        }
+        self.check_token(ask, view.last_token)?;
+        self.grant(ask, view).await
     }
 
     pub(super) fn place(&self) -> Result<&Place> {
@@ -179,10 +177,11 @@ impl ZooKeeper {
     /// data. As long as our session lasts the signs of life tell, and a holder without one ended in good order.
     fn vanished(&mut self, view: &View) -> Result<Option<Instant>> {
         let session = self.ensemble.session()?.id;
-        if self.seen_in.replace(session) == Some(session) {
-            self.seen.keep_missing();
-        }
         let is_present = |node: &str| view.queue.position(node).is_some();
+        // Not those that are there: the servers may lose their data before we have seen them again.
+        if self.seen_in.replace(session) == Some(session) {
+            self.seen.forget_gone(is_present);
+        }
         Ok(self.seen.may_run_until(clock::now(), is_present, view.last_token))
     }
 
@@ -206,7 +205,7 @@ impl ZooKeeper {
         if let (Mode::Exclusive, None, Some(stat), Some(record)) = (head.mode, head.hold, head.stat, &head.record) {
             self.seen.see(&head.name, token(stat.czxid), record.details.ttl(), None);
         }
-        let holder = is_there.then(|| head.contender().into_holder());
+        let holder = is_there.then(|| head.contender());
         self.busy(holder, waiters(view.queue.ahead(position)), held_until)
     }
 
@@ -227,13 +226,13 @@ impl ZooKeeper {
         Ok(Attempt::Busy(Busy { holder, ahead: Some(ahead), ask_again }))
     }
 
-    /// Why our token must not be handed out, if transaction numbers went back.
-    fn stale_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<Option<anyhow::Error>> {
+    /// Refuses our token if transaction numbers went back.
+    fn check_token(&self, ask: &Ask, recorded: Option<Token>) -> Result<()> {
         let (own, next) = (token(self.place()?.stat.czxid), token(self.ensemble.session()?.seen + 1));
         let cause = "the servers' transaction numbers went back, as with old data or on another ensemble";
         let meta = self.paths.history(&ask.name);
         let advice = format!("If nothing compares with the old tokens any more, type: zkCli.sh set {meta} \"\"");
-        Ok(stale_token(ask.mode, own, next, recorded, cause, &advice))
+        ask.check_token([own, next], recorded, [cause, &advice])
     }
 
     async fn grant(&mut self, ask: &Ask, mut view: View) -> Result<Attempt> {

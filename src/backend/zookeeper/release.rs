@@ -14,9 +14,9 @@ use super::ZooKeeper;
 use super::queue::{Details, Entry, Hold, Queue, held_name};
 use super::status::{View, reason_for};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, Stat, found, refusal};
-use crate::backend::{Ending, Lease, Reheld, Released, Renewal};
+use crate::backend::{Ending, Lease, Reheld, Released, Renewal, overwritten};
 use crate::clock::{self, Instant};
-use crate::lock::{LastRun, LockName, OwnerId, Record, Runs, messages};
+use crate::lock::{LastRun, LockName, OwnerId, Record, Runs};
 
 /// Reads our place, and why an operator asks for it; `None` if it is gone.
 pub(super) fn read_place(answer: &Answer) -> Result<Option<(Option<String>, Stat)>> {
@@ -45,7 +45,7 @@ impl ZooKeeper {
         };
         match ours {
             None => {
-                let lost = || Renewal::Lost(messages::deleted(&path));
+                let lost = || Renewal::Lost(format!("{path} was deleted"));
                 Ok(reason_for(&lease.owner, taken).map_or_else(lost, Renewal::ForceReleased))
             }
             Some((_, stat)) if stat.czxid != czxid => Ok(Renewal::Lost(format!("{path} is another one now"))),
@@ -196,7 +196,7 @@ impl ZooKeeper {
         let stem = self.spelling.stem(owner);
         let is_its = |one: &&Entry| one.hold.is_some() && one.name.starts_with(&stem);
         let found = view.queue.entries.iter().find(is_its);
-        ensure!(found.is_none_or(|one| one.held_on().is_some()), messages::overwritten(format_args!("{stem}…")));
+        ensure!(found.is_none_or(|one| one.held_on().is_some()), overwritten(format_args!("{stem}…")));
         Ok(found)
     }
 

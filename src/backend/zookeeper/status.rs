@@ -9,17 +9,15 @@
 //! taken away recently: the holder's own nodes are gone with its place, and a node for each of them would stay for ever
 //! where a holder never comes back.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::ZooKeeper;
 use super::queue::{Entry, Queue};
 use super::wire::{self, ANY_VERSION, Answer, Kind, Refusal, Request, found};
-use crate::backend::{Ask, DEFAULT_HISTORY, Forget, Forgotten, Listing, Page, Revoke, Revoked};
+use crate::backend::{Ask, DEFAULT_HISTORY, FOREIGN_HOLDER, Forget, Forgotten, Page, Revoke, Revoked, next_names};
 use crate::lock::queue::holders;
-use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Runs, StoredHistory, Token, messages};
+use crate::lock::{Holder, LastRun, LockName, LockState, OwnerId, Runs, StoredHistory, Token};
 
 /// How many locks are looked at together.
 const PAGE: usize = 250;
@@ -175,14 +173,14 @@ impl ZooKeeper {
     /// The names are all read at the beginning, since ZooKeeper has no other way; what is behind them is not.
     pub(super) async fn page(&mut self, after: Option<String>) -> Result<Page> {
         if after.is_none() {
-            let mut names = BTreeSet::new();
-            for dir in [self.paths.root.clone(), self.paths.meta.clone()] {
-                names.extend(self.ensemble.children(&dir).await?.iter().filter_map(|child| LockName::decode(child)));
+            self.listing.clear();
+            for dir in [&self.paths.root, &self.paths.meta] {
+                let children = self.ensemble.children(dir).await?;
+                self.listing.extend(children.iter().filter_map(|child| LockName::decode(child)));
             }
-            self.listing = Listing::of(names);
         }
-        let names = self.listing.next(PAGE);
-        Ok(Page { locks: self.states_of(&names).await?, next: self.listing.more() })
+        let (names, next) = next_names(&mut self.listing, PAGE);
+        Ok(Page { locks: self.states_of(&names).await?, next })
     }
 
     pub(super) async fn take_away(&mut self, name: &LockName, from: &Holder, how: &Revoke) -> Result<Revoked> {
@@ -192,7 +190,7 @@ impl ZooKeeper {
         for _ in 0..10 {
             let View { queue, runs, .. } = self.view_of(name).await?;
             let queue: Vec<Entry> = queue.entries.into_iter().filter(Entry::is_present).collect();
-            let is_meant = |one: &&Entry| one.contender().into_holder().is_still(from);
+            let is_meant = |one: &&Entry| one.contender().is_still(from);
             let holder = holders(&queue).map(|at| &queue[at]).find(is_meant);
             let Some(holder) = holder else { return Ok(Revoked::NotHeld) };
             let (node, record) = (holder.name.as_str(), holder.record.as_ref());
@@ -204,7 +202,7 @@ impl ZooKeeper {
             };
             let (parts, done) = match (how, record.zip(holder.stat)) {
                 (Revoke::Safely { .. }, None) => {
-                    return Ok(Revoked::Impossible(messages::FOREIGN_HOLDER.to_owned()));
+                    return Ok(Revoked::Impossible(FOREIGN_HOLDER.to_owned()));
                 }
                 (Revoke::Safely { reason }, Some((record, stat))) if !is_over => {
                     let mut marked = record.clone();

@@ -105,8 +105,7 @@ impl Request {
     pub fn multi<'a>(parts: impl IntoIterator<Item = &'a Request>) -> Request {
         let mut all = Request::new(14);
         for part in parts {
-            all = all.i32(part.op).bool(false).i32(-1);
-            all.body.extend_from_slice(&part.body);
+            all = all.i32(part.op).bool(false).i32(-1).bytes(&part.body);
         }
         all.i32(NO_MORE).bool(true).i32(-1)
     }
@@ -138,25 +137,25 @@ impl Request {
         Request { op, body: Vec::new(), otherwise: None }
     }
 
-    fn i32(mut self, value: i32) -> Request {
-        self.body.extend_from_slice(&value.to_be_bytes());
+    fn bytes(mut self, bytes: &[u8]) -> Request {
+        self.body.extend_from_slice(bytes);
         self
     }
 
-    fn i64(mut self, value: i64) -> Request {
-        self.body.extend_from_slice(&value.to_be_bytes());
-        self
+    fn i32(self, value: i32) -> Request {
+        self.bytes(&value.to_be_bytes())
     }
 
-    fn bool(mut self, value: bool) -> Request {
-        self.body.push(u8::from(value));
-        self
+    fn i64(self, value: i64) -> Request {
+        self.bytes(&value.to_be_bytes())
+    }
+
+    fn bool(self, value: bool) -> Request {
+        self.bytes(&[u8::from(value)])
     }
 
     fn buffer(self, bytes: impl AsRef<[u8]>) -> Request {
-        let mut request = self.i32(bytes.as_ref().len() as i32);
-        request.body.extend_from_slice(bytes.as_ref());
-        request
+        self.i32(bytes.as_ref().len() as i32).bytes(bytes.as_ref())
     }
 }
 
@@ -284,7 +283,8 @@ pub fn read_data(answer: &[u8]) -> Result<(Vec<u8>, Stat)> {
 
 pub fn read_children(answer: &[u8]) -> Result<Vec<String>> {
     let mut read = answer;
-    (0..read.try_get_i32()?).map(|_| string(&mut read)).collect()
+    let string = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).context("a reply of the server is not UTF-8");
+    (0..read.try_get_i32()?).map(|_| string(buffer(&mut read)?)).collect()
 }
 
 /// What a request about a node found; `None` if there is no such node.
@@ -304,10 +304,6 @@ fn buffer<'a>(read: &mut &'a [u8]) -> Result<&'a [u8]> {
     let (head, tail) = read.split_at_checked(length).context("a reply of the server ends early")?;
     *read = tail;
     Ok(head)
-}
-
-fn string(read: &mut &[u8]) -> Result<String> {
-    String::from_utf8(buffer(read)?.to_vec()).context("a reply of the server is not UTF-8")
 }
 
 pub struct Link {

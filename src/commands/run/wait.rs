@@ -51,7 +51,7 @@ impl Run {
                     return Ok(self.busy(&now));
                 }
                 MainEvent::Keeper(KeeperEvent::Busy(now)) => {
-                    busy = Some(now);
+                    busy = Some(*now);
                     // However many events the keeper sends.
                     if give_up.is_some_and(Instant::has_passed) {
                         return self.give_up_waiting(began, busy.as_ref());

@@ -3,7 +3,7 @@
 use super::Query;
 use super::table::{NEVER, is_held_long, paint, word};
 use crate::commands::table::Screen;
-use crate::lock::{Holder, LastRun, LockState, Mode, State, Waiter, rfc3339};
+use crate::lock::{Contender, Holder, LastRun, LockState, Mode, State, rfc3339};
 use crate::report::{brief, date_and_age, escape, how_it_ended, whose};
 
 /// How many of the last runs are shown.
@@ -72,7 +72,7 @@ fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
 }
 
 /// Since when comes first: a command may be longer than a terminal is wide.
-fn of_waiter(waiter: &Waiter) -> String {
+fn of_waiter(waiter: &Contender) -> String {
     let host = waiter.host.as_deref().or(waiter.owner.as_deref());
     let who = whose(waiter.user.as_deref(), host, waiter.pid);
     let since = waiter.waiting_since.map(|at| format!("{}: ", date_and_age(at))).unwrap_or_default();
