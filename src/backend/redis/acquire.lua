@@ -7,6 +7,12 @@ settle()
 -- What the lock holds while it is ours.
 local ours = mode == 'exclusive' and owner or '=' .. mode
 
+-- Whether this owner is known to hold the lock no more.
+local function has_left(owner)
+  local note = note_to(owner)
+  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or told(owner, 'taken'))
+end
+
 -- Whether the server has lost what it told us: it does not know the last token any more; or nobody was granted
 -- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
 -- its ttl is for clocks and requests that are slow; a lost renewal is more.
@@ -56,7 +62,7 @@ end
 
 -- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if keeps_out(value, mode) then return false end
+  if keeps_out(mode) then return false end
   if mode == 'exclusive' then return ahead == 0 end
   if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
   for n = passed, passed + ahead - 1 do
@@ -71,10 +77,11 @@ if holds(owner) then
     token, slot = next_token(), free_slot()
     describe(token, slot)
   end
-  if reason_in(note, 'revoked') then
-    return { 'granted', token, slot, math.max(lease_left(owner), 0), ours }
+  if told(owner, 'revoked') then
+    ttl = math.max(lease_left(owner), 0)
+  else
+    lease(owner, ttl)
   end
-  lease(value, owner, ttl)
   return { 'granted', token, slot, ttl, ours }
 end
 
@@ -97,7 +104,8 @@ if may_hold(passed, ahead) then
   forget(owner)
   describe(token, slot)
   redis.call('SET', agreed_slots, slots)
-  lease(ours, owner, ttl)
+  value = ours
+  lease(owner, ttl)
   wake()
   if rank and ahead == 0 then tell_first() end
   return { 'granted', token, slot, ttl, ours }
@@ -118,7 +126,7 @@ end
 wake()
 
 local everybody = redis.call('ZRANGE', holders, 0, -1)
-if value and not together(value) and everybody[#everybody] ~= value then table.insert(everybody, value) end
+if value and not together() and everybody[#everybody] ~= value then table.insert(everybody, value) end
 local holder = everybody[#everybody] or ''
 
 -- For how long the lease of any holder may last if it is renewed now. Nobody renews a foreign one, or what a
@@ -136,10 +144,8 @@ local again = -1
 if ahead > 0 then
   local ago = told_ago(at_rank(passed))
   if ago then again = COMES_WITHIN - ago end
-elseif value == '=' .. mode and everybody[1] then
-  again = lease_left(everybody[1])
 elseif holder ~= '' then
-  again = lease_left(holder)
+  again = lease_left(value == ours and everybody[1] or holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
 local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }

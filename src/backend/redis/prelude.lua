@@ -14,7 +14,10 @@
 -- success    string  when a run last succeeded (ms)
 -- once       set     keys of successful runs
 -- notes..owner  string  a note to one contender, who watches it
-local lock, lingering, queue, places, details, counter, last, once, notes, earlier, success = unpack(KEYS)
+-- holders    zset    owner -> when its lease ends (ms); a Redlock node has only the lock's own expiry
+local lock, lingering, queue, places, details, counter, last, once, notes, earlier, success, holders = unpack(KEYS)
+-- What the lock holds. Whoever changes that says so here.
+local value = redis.call('GET', lock)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local micros = time[1] * 1000000 + time[2]
@@ -79,9 +82,36 @@ local function note_vanished(owner)
   end
 end
 
--- The reason in a note "WORD REASON", if it has this word.
-local function reason_in(note, word)
-  return note and note:sub(1, #word + 1) == word .. ' ' and note:sub(#word + 2)
+-- An operator's note to a contender, "WORD REASON", as an answer, if it has this word.
+local function told(owner, word)
+  local reason = (note_to(owner) or ''):match('^' .. word .. ' (.*)')
+  return reason and { word, reason }
+end
+
+-- Whether several hold the lock.
+local function together()
+  return value and value:sub(1, 1) == '='
+end
+
+local function holds(owner)
+  return value == owner or (together() and redis.call('ZSCORE', holders, owner) ~= false)
+end
+
+-- How long the lease of a holder lasts from now (ms); -1 if for ever.
+local function lease_left(owner)
+  if value == owner then return redis.call('PTTL', lock) end
+  return math.max((ask('ZSCORE', holders, owner) or 0) - now, 0)
+end
+
+-- Forgets the waiters that have not asked for long. A server short of memory may have evicted all places: nobody could be
+-- found dead without them.
+local function forget_late_waiters(forget)
+  for _, owner in ipairs(ask('ZRANGEBYSCORE', places, '-inf', now) or {}) do forget(owner) end
+  if ask('ZCARD', queue) ~= ask('ZCARD', places) then
+    for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
+      if not ask('ZSCORE', places, owner) then forget(owner) end
+    end
+  end
 end
 
 -- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.

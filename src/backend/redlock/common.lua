@@ -8,41 +8,17 @@
 --                    go and watches no more, "released", for a release that arrives twice
 -- turns..owner  string  tells a waiter, who watches it, that it is the first here: since when (ms)
 -- lates..owner  string  its requests up to this number are given up, should they arrive late
-local taken, turns, lates = KEYS[12], KEYS[13], KEYS[14]
--- What the lock holds, from settle on.
-local value
+local taken, turns, lates = KEYS[13], KEYS[14], KEYS[15]
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. If it lives, it has
 -- its place back as soon as it asks.
 local COMES_WITHIN = 500
 
-local function settle()
-  value = redis.call('GET', lock)
-end
-
-local function holds(owner)
-  return value == owner
-end
-
-local function together()
-  return false
-end
+-- Only whom the lock names holds it, and only `sweep` looks for those whose time is over.
+local function settle() end
 
 local function lingers(owner)
   return ask('GET', lingering) == owner
-end
-
--- Only whom the lock names holds it.
-local function has_ended()
-  return true
-end
-
-local function in_use()
-  return value or (ask('ZCARD', queue) or 0) > 0
-end
-
-local function lease_left()
-  return redis.call('PTTL', lock)
 end
 
 local function describe(owner, ttl, token, who, since)
@@ -73,10 +49,9 @@ local function extend(_, ms)
 end
 
 local function leave_queue(owner)
-  if ask('ZREM', places, owner) ~= 0 then
-    ask('ZREM', queue, owner)
-    ask('DEL', turns .. owner)
-  end
+  ask('ZREM', places, owner)
+  ask('ZREM', queue, owner)
+  ask('DEL', turns .. owner)
 end
 
 local function forget(owner)
@@ -87,22 +62,14 @@ end
 -- Forgets waiters that have not asked for long, and holders that are none any more; says how many wait. Looks at
 -- all of them only if their numbers do not fit: with a thousand waiters that is too much work for every request.
 local function sweep(holder)
+  forget_late_waiters(forget)
   local waiting = ask('ZCARD', places) or 0
-  if waiting > 0 then
-    for _, owner in ipairs(ask('ZRANGEBYSCORE', places, '-inf', now) or {}) do forget(owner) end
-    waiting = ask('ZCARD', places) or 0
-  end
   if (ask('HLEN', details) or 0) > waiting + 1 then
     for _, owner in ipairs(ask('HKEYS', details) or {}) do
       if owner ~= holder and not ask('ZSCORE', places, owner) then
         if not lingers(owner) then note_vanished(owner) end
         ask('HDEL', details, owner)
       end
-    end
-  end
-  if ask('ZCARD', queue) ~= waiting then
-    for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
-      if not ask('ZSCORE', places, owner) then ask('ZREM', queue, owner) end
     end
   end
   return waiting

@@ -1,7 +1,6 @@
 -- Second phase: raises the counter to the token that was agreed on, if the node is still ours. One that knows a
 -- greater token has been somebody else's in between, or this arrives late: it must not speak for ours.
 local owner, token, ttl, who = unpack(ARGV)
-settle()
 leave_queue(owner)
 local ours = holds(owner) and last_token() <= tonumber(token)
 if ours then

@@ -18,8 +18,6 @@ local function pass_over_the_gone()
   tell_first(owner)
 end
 
-settle()
-
 -- A node that does not know the token of that holder any more has lost its data. The holder may still run, and may
 -- have renewed its lease after we looked: the node is its own again, for all of its ttl.
 local seen_ttl, seen_token = seen_details:match('^%S+ (%d+) %S+ (%d+) ')
