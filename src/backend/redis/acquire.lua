@@ -46,12 +46,6 @@ local function describe(token, slot)
   redis.call('HSET', details, owner, table.concat({ mode, ttl, whole(now), token, slot, who }, ' '))
 end
 
-local function next_token()
-  local token = whole(math.max(last_token() + 1, micros))
-  redis.call('SET', counter, token)
-  return token
-end
-
 local function free_slot()
   if mode:sub(1, 6) ~= 'slots:' then return '-' end
   local used, slot = {}, 0
@@ -75,6 +69,7 @@ if holds(owner) then
   local token, slot = detail(owner, 4), detail(owner, 5)
   if not token then
     token, slot = next_token(), free_slot()
+    redis.call('SET', counter, token)
     describe(token, slot)
   end
   if told(owner, 'revoked') then
@@ -100,7 +95,8 @@ if agreed and agreed ~= slots and redis.call('ZCARD', holders) + redis.call('ZCA
 end
 
 if may_hold(passed, ahead) then
-  local slot, token = free_slot(), next_token()
+  local token, slot = next_token(), free_slot()
+  redis.call('SET', counter, token)
   forget(owner)
   describe(token, slot)
   redis.call('SET', agreed_slots, slots)
@@ -118,7 +114,7 @@ if waits == '1' then
     describe('-', '-')
     redis.call('SET', agreed_slots, slots)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
-    if last_token() == 0 then redis.call('SET', counter, whole(micros)) end
+    if last_token() == 0 then redis.call('SET', counter, next_token()) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)

@@ -40,6 +40,11 @@ local function last_token()
   return token and token >= 0 and token < 9007199254740992 and token or 0
 end
 
+-- The least that the next token may be: it grows even over the loss of all data, as long as the clock does.
+local function next_token()
+  return whole(math.max(last_token() + 1, micros))
+end
+
 -- Word n of what is known of a contender.
 local function detail(owner, n)
   for word in (ask('HGET', details, owner) or ''):gmatch('%S+') do

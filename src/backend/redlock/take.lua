@@ -46,4 +46,4 @@ if value ~= owner then
   end
 end
 take(owner, n, ttl)
-return { 'ours', whole(math.max(last_token() + 1, micros)) }
+return { 'ours', next_token() }
