@@ -1,15 +1,12 @@
 -- From version 3, where a lock that nobody waited for had its holder in its own row. Leases and tokens stay as they are.
 -- Calls of version 3 that are under way end first; later ones find no function, or a column that is gone, and change nothing.
 DO $$
-DECLARE
-    version int := 0;
 BEGIN
     IF to_regprocedure('dlock.version()') IS NULL THEN
         RETURN; -- nothing is there yet
     END IF;
-    version := dlock.version();
-    IF version <> 3 THEN
-        RAISE 'the schema is of version %; this upgrades version 3 to 5', version;
+    IF dlock.version() <> 3 THEN
+        RAISE 'the schema is of version %; this upgrades version 3 to 5', dlock.version();
     END IF;
     LOCK TABLE dlock.locks, dlock.contenders IN ACCESS EXCLUSIVE MODE;
     PERFORM set_config('dlock.inside', 'on', true);
