@@ -1,5 +1,5 @@
--- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew,
--- since `expires` is on the clock of a server that is gone; dlock.acquire makes that so.
+-- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew, since `expires` is on
+-- the clock of a server that is gone; dlock.acquire makes that so.
 CREATE OR REPLACE FUNCTION dlock.describe(c dlock.contenders) RETURNS json VOLATILE LANGUAGE sql AS $$
     SELECT json_build_object(
         'owner', c.owner,
@@ -218,13 +218,9 @@ BEGIN
     ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
     IF queue AND session = pg_backend_pid() AND dlock.has_wake_up_lock(front.nearest) THEN
         behind := front.nearest;
-        IF self.session IS DISTINCT FROM pg_backend_pid() THEN
-            PERFORM dlock.end_with_the_client();
-        END IF;
+        PERFORM dlock.end_with_the_client() WHERE self.session IS DISTINCT FROM session;
     END IF;
-    IF untouched THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true) WHERE untouched;
 END $$;
 
 -- Extends the lease (held). Otherwise, and why: it is not ours any more (lost), an operator has freed it (force

@@ -9,12 +9,6 @@ BEGIN
         RAISE 'the schema is of version %; this upgrades version 3 to 5', dlock.version();
     END IF;
     LOCK TABLE dlock.locks, dlock.contenders IN ACCESS EXCLUSIVE MODE;
-    PERFORM set_config('dlock.inside', 'on', true);
-    INSERT INTO dlock.contenders (name, owner, mode, slots, token, since, ttl, expires, server, who, wake, session)
-    SELECT l.name, l.owner, 'exclusive', 1, l.token, l.since, l.ttl, l.expires, l.server, l.who, l.wake, l.session
-    FROM dlock.locks l WHERE l.crowd = 1;
-    PERFORM set_config('dlock.inside', '', true);
-
     DROP VIEW dlock.everybody;
     DROP FUNCTION dlock.refuse(), dlock.refuse_by_hand(), dlock.contender_changed(), dlock.make_room() CASCADE;
     DROP FUNCTION dlock.durably(), dlock.enter(text), dlock.wake_first(text), dlock.rehearse(),
@@ -24,6 +18,9 @@ BEGIN
         dlock.acquire(text, text, interval, text, int, boolean, text, json, text, boolean, int),
         dlock.renew(text, text, bigint, interval, text, int, boolean, boolean),
         dlock.release(text, text, bigint, json, text, interval, int);
+    INSERT INTO dlock.contenders (name, owner, mode, slots, token, since, ttl, expires, server, who, wake, session)
+    SELECT l.name, l.owner, 'exclusive', 1, l.token, l.since, l.ttl, l.expires, l.server, l.who, l.wake, l.session
+    FROM dlock.locks l WHERE l.crowd = 1;
     ALTER TABLE dlock.locks DROP crowd, DROP owner, DROP since, DROP ttl, DROP expires, DROP server, DROP who, DROP wake,
         DROP session, ADD earlier json[] NOT NULL DEFAULT '{}', ADD last_success timestamptz;
     ALTER TABLE dlock.contenders DROP pass;

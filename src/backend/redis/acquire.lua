@@ -54,15 +54,11 @@ local function free_slot()
   return tostring(slot)
 end
 
--- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if keeps_out(mode) then return false end
-  if mode == 'exclusive' then return ahead == 0 end
-  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
   for n = passed, passed + ahead - 1 do
-    if mode_of(at_rank(n)) ~= 'shared' then return false end
+    if mode == 'shared' and mode_of(at_rank(n)) ~= 'shared' then return false end
   end
-  return true
+  return fits(mode, ahead)
 end
 
 if holds(owner) then

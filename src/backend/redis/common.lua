@@ -1,7 +1,5 @@
 -- What the verbs of a single Redis share, after prelude.lua.
 --
--- lingering  set     of owners
--- queue              by ticket
 -- agreed_slots  string  the number of slots that holders and waiters agree on
 -- notes              "turn", "revoked REASON"; or what became of it, for requests that arrive late or twice: "released",
 --                    "gone", "withdrawn", "taken REASON"
@@ -37,15 +35,17 @@ local function settle()
   forget_late_waiters(forget)
 end
 
--- Whether those who hold the lock keep out one of this mode. A lock without a value that has holders was deleted or
--- evicted while it was held.
-local function keeps_out(mode)
-  if not value then return redis.call('ZCARD', holders) > 0 end
-  return value ~= '=' .. mode
-end
-
 local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
+end
+
+-- The rule of `lock::may_hold`: whether one of this mode fits in with the holders and so many waiters before it, which
+-- must be shared ones if it is one. A lock without a value that has holders was deleted or evicted while it was held.
+local function fits(mode, ahead)
+  local present = redis.call('ZCARD', holders)
+  local free = not value and present == 0
+  if not free and value ~= '=' .. mode then return false end
+  return mode == 'shared' or present + ahead < tonumber(mode:match('%d+') or 1)
 end
 
 -- When the last of the leases ends (ms).
@@ -114,15 +114,12 @@ end
 
 -- Tells the waiters who may hold the lock now that it is their turn: one, or as many as fit together.
 local function wake()
-  local passed = passed_over()
-  local first = at_rank(passed)
-  local mode, room = first and mode_of(first), 1
-  if not first or keeps_out(mode) then return end
-  if mode == 'shared' then room = redis.call('ZCARD', queue) end
-  if mode:sub(1, 6) == 'slots:' then room = mode:match('%d+') - redis.call('ZCARD', holders) end
-  for n = passed, passed + room - 1 do
-    local owner = at_rank(n)
-    if not owner or mode_of(owner) ~= mode then break end
+  local passed, ahead = passed_over(), 0
+  local owner = at_rank(passed)
+  local mode = owner and mode_of(owner)
+  while owner and mode_of(owner) == mode and fits(mode, ahead) do
     tell_turn(owner)
+    ahead = ahead + 1
+    owner = at_rank(passed + ahead)
   end
 end

@@ -1,11 +1,13 @@
 --!df flags=allow-undeclared-keys
 -- The line above is for Dragonfly: which notes a script writes depends on who waits.
 --
--- What the scripts of a single Redis and those of a Redlock node share. It stands before all of them.
+-- What the scripts of a single Redis and those of a node of a Redlock share. It stands before all of them.
 --
 -- lock       string  the lock itself: its holder's owner id; on a single Redis also =MODE, where several hold it together
--- lingering          those of the holders that nobody keeps alive: what a release has left behind; its key is `held`
--- queue      zset    owner -> its place among those who wait
+-- lingering  set     holders that nobody keeps alive: what a release has left behind; on a node a string, one owner; its
+--                    key is `held`
+-- queue      zset    owner -> its place among those who wait: a ticket; on a node, since when it waits (µs), by its own
+--                    clock, so that all nodes have the same order
 -- places     zset    owner -> when it loses its place unless it asks again (ms)
 -- details    hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
 -- counter    string  the last token given out, or heard of
@@ -14,9 +16,9 @@
 -- success    string  when a run last succeeded (ms)
 -- once       set     keys of successful runs
 -- notes..owner  string  a note to one contender, who watches it
--- holders    zset    owner -> when its lease ends (ms); a Redlock node has only the lock's own expiry
+-- holders    zset    owner -> when its lease ends (ms); a node has only the lock's own expiry
 local lock, lingering, queue, places, details, counter, last, once, notes, earlier, success, holders = unpack(KEYS)
--- What the lock holds. Whoever changes that says so here.
+-- What the lock holds, kept up to date by whatever changes it.
 local value = redis.call('GET', lock)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

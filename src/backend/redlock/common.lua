@@ -1,7 +1,5 @@
 -- What all verbs of a node share, after prelude.lua.
 --
--- lingering  string  an owner
--- queue              since when it waits (µs), by its own clock, so that all nodes have the same order
 -- taken      string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
 --                    arrive late
 -- notes              to the holder: "revoked REASON", "taken REASON" once this node was taken from it; or, once it has let
@@ -40,6 +38,7 @@ end
 local function take(owner, n, ttl)
   redis.call('SET', lock, owner, 'PX', ttl)
   redis.call('SET', taken, taken_as(owner, n))
+  value = owner
 end
 
 -- Lets the lock end ms from now, and not before it what is known of its holder.
@@ -125,4 +124,5 @@ end
 local function let_go(owner)
   redis.call('DEL', lock, lingering, taken)
   ask('HDEL', details, owner)
+  value = false
 end

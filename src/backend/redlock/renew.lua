@@ -16,6 +16,5 @@ if not value and not is_late(owner, n) and last_token() <= tonumber(token) then
   redis.call('SET', counter, token)
   leave_queue(owner)
   describe(owner, ttl, token, who)
-  value = owner
 end
 return { 'gone', value or '' }
