@@ -140,5 +140,6 @@ elseif holder ~= '' then
   again = lease_left(value == ours and everybody[1] or holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
-local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
-return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }
+local seen = #everybody > 1 and 'several' or holder
+local about = redis.call('HGET', details, holder) or ''
+return { 'busy', ahead, again, value or '', holder, last_token(), seen, about, left, lasts }

@@ -10,8 +10,8 @@ end
 local function pass_over_the_gone()
   local other = first()
   while other and other ~= owner do
-    local told = tonumber(ask('GET', turns .. other) or '')
-    if not told or math.abs(now - told) <= COMES_WITHIN then break end
+    local told_at = tonumber(ask('GET', turns .. other) or '')
+    if not told_at or math.abs(now - told_at) <= COMES_WITHIN then break end
     forget(other)
     other = first()
   end
