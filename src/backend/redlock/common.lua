@@ -60,12 +60,12 @@ end
 
 -- Forgets waiters that have not asked for long, and holders that are none any more; says how many wait. Looks at
 -- all of them only if their numbers do not fit: with a thousand waiters that is too much work for every request.
-local function sweep(holder)
+local function sweep()
   forget_late_waiters(forget)
   local waiting = ask('ZCARD', places) or 0
   if (ask('HLEN', details) or 0) > waiting + 1 then
     for _, owner in ipairs(ask('HKEYS', details) or {}) do
-      if owner ~= holder and not ask('ZSCORE', places, owner) then
+      if owner ~= value and not ask('ZSCORE', places, owner) then
         if not lingers(owner) then note_vanished(owner) end
         ask('HDEL', details, owner)
       end

@@ -7,5 +7,5 @@ if ours then
   redis.call('SET', counter, token)
   describe(owner, ttl, token, who)
 end
-if sweep(value) > 0 then tell_first() end
+if sweep() > 0 then tell_first() end
 return { ours and 'ours' or 'gone' }

@@ -30,7 +30,7 @@ if not value and seen_token and last_token() < tonumber(seen_token) then
 end
 
 if value ~= owner then
-  local ahead, ask_again = sweep(value), 0
+  local ahead, ask_again = sweep(), 0
   if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then return { 'ran' } end
   if ahead > 0 then
     if not value then pass_over_the_gone() end
