@@ -22,7 +22,6 @@ local lock, lingering, queue, places, details, counter, last, once, notes, earli
 local value = redis.call('GET', lock)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local micros = time[1] * 1000000 + time[2]
 
 -- As a whole number, which tostring would round.
 local function whole(number)
@@ -44,7 +43,7 @@ end
 
 -- The least that the next token may be: it grows even over the loss of all data, as long as the clock does.
 local function next_token()
-  return whole(math.max(last_token() + 1, micros))
+  return whole(math.max(last_token() + 1, time[1] * 1000000 + time[2]))
 end
 
 -- Word n of what is known of a contender.
