@@ -1,5 +1,5 @@
--- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew,
--- since `expires` is on the clock of a server that is gone; dlock.acquire makes that so.
+-- A contender as `dlock status --json` shows it. After a restart or a failover its lease counts anew, since `expires` is on
+-- the clock of a server that is gone; dlock.acquire makes that so.
 CREATE OR REPLACE FUNCTION dlock.describe(c dlock.contenders) RETURNS json VOLATILE LANGUAGE sql AS $$
     SELECT json_build_object(
         'owner', c.owner,
@@ -56,21 +56,18 @@ DECLARE
     allowed constant interval := nullif(current_setting('statement_timeout')::interval, '0') * 0.8;
     until constant timestamptz := clock_timestamp() + least(patience, allowed);
     longest constant interval := greatest(current_setting('deadlock_timeout')::interval * 0.9, '100 ms');
-    rest interval;
 BEGIN
-    LOOP
-        rest := until - clock_timestamp();
-        IF rest < '1 ms' THEN
-            RETURN false;
-        END IF;
+    WHILE clock_timestamp() < until LOOP
         BEGIN
-            PERFORM set_config('lock_timeout', ceil(extract(epoch FROM least(rest, longest)) * 1000)::text, true);
+            PERFORM set_config('lock_timeout', greatest(1, ceil(1000 * extract(
+                epoch FROM least(until - clock_timestamp(), longest))))::text, true); -- zero would be for ever
             PERFORM pg_advisory_xact_lock_shared('dlock.contenders'::regclass::int, (behind & 2147483647)::int);
             RETURN true;
         EXCEPTION WHEN lock_not_available THEN
             NULL;
         END;
     END LOOP;
+    RETURN false;
 END $$;
 
 -- A session whose client is gone should not sleep on: its place is lost already, and others wait for its wake-up lock.
@@ -81,29 +78,6 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
     NULL;
 END $$;
-
--- Those who are served before a contender, and whether they keep it from the lock. SETOF, so that its text becomes part of
--- the statements that use it, and is planned once a session.
-CREATE FUNCTION dlock.in_front(
-    name text, owner text, mode text, slots int, ticket bigint, at timestamptz,
-    OUT blocks boolean, OUT same_slots boolean,
-    OUT ahead bigint,      -- waiters
-    OUT next_end interval, -- until the first lease ends
-    OUT nearest bigint     -- the one that has to be gone first, by its ticket
-) RETURNS SETOF record STABLE LANGUAGE sql AS $$
-    SELECT CASE in_front.mode
-               WHEN 'shared' THEN NOT coalesce(bool_and(c.mode = 'shared'), true)
-               ELSE count(*) >= in_front.slots
-           END,
-           coalesce(bool_and(c.slots = in_front.slots), true),
-           count(*) FILTER (WHERE c.token IS NULL),
-           min(c.expires) - at,
-           max(c.ticket) FILTER (WHERE in_front.mode <> 'shared' OR c.mode <> 'shared')
-    FROM dlock.contenders c
-    WHERE c.name = in_front.name AND c.owner <> in_front.owner
-      AND (c.token IS NOT NULL OR (c.ticket < in_front.ticket) IS NOT FALSE)
-      AND c.server = pg_postmaster_start_time() AND c.expires > at
-$$;
 
 -- Has a lock's row to ourselves until the end of the transaction; see dlock.acquire for why it is an update.
 CREATE FUNCTION dlock.enter(name text) RETURNS void LANGUAGE sql AS $$
@@ -181,11 +155,23 @@ BEGIN
             holder := dlock.describe(self);
             RETURN;
         END IF;
-        SELECT * INTO front FROM dlock.in_front(
-            name, owner, coalesce(self.mode, mode), coalesce(self.slots, slots), self.ticket, at);
+        mode := coalesce(self.mode, mode);
+        slots := coalesce(self.slots, slots);
+        -- Those who are served before us, and whether they keep us from the lock; `nearest` has to be gone first.
+        SELECT CASE acquire.mode
+                   WHEN 'shared' THEN bool_or(c.mode <> 'shared')
+                   ELSE count(*) >= acquire.slots
+               END AS blocks,
+               bool_or(c.slots <> acquire.slots) AS other_slots,
+               count(*) FILTER (WHERE c.token IS NULL) AS ahead,
+               min(c.expires) - at AS next_end,
+               max(c.ticket) FILTER (WHERE acquire.mode <> 'shared' OR c.mode <> 'shared') AS nearest
+        INTO front FROM dlock.contenders c
+        WHERE c.name = acquire.name AND c.owner <> acquire.owner
+          AND (c.token IS NOT NULL OR (c.ticket < self.ticket) IS NOT FALSE);
         outcome := CASE
             WHEN self.token IS NOT NULL THEN 'granted' -- before; the answer was lost
-            WHEN NOT front.same_slots THEN 'other slots'
+            WHEN front.other_slots THEN 'other slots'
             WHEN front.blocks THEN 'busy'
             ELSE 'granted'
         END;
@@ -232,19 +218,16 @@ BEGIN
     ORDER BY c.slots = acquire.slots, c.token IS NULL, c.ticket LIMIT 1;
     IF queue AND session = pg_backend_pid() AND dlock.has_wake_up_lock(front.nearest) THEN
         behind := front.nearest;
-        IF self.session IS DISTINCT FROM pg_backend_pid() THEN
-            PERFORM dlock.end_with_the_client();
-        END IF;
+        PERFORM dlock.end_with_the_client() WHERE self.session IS DISTINCT FROM session;
     END IF;
-    IF untouched THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true) WHERE untouched;
 END $$;
 
 -- Extends the lease (held). Otherwise, and why: it is not ours any more (lost), an operator has freed it (force
 -- released), or an operator wants it back (revoked: ours until it ends, and not extended).
 CREATE FUNCTION dlock.renew(
     name text, owner text, token bigint, ttl interval DEFAULT '30 s', wake text DEFAULT NULL, session int DEFAULT NULL,
+    boolean DEFAULT NULL, boolean DEFAULT NULL, -- from runs of version 3 that were under way at the upgrade
     OUT outcome text, OUT reason text
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
@@ -274,12 +257,6 @@ BEGIN
     END IF;
 END $$;
 
--- For runs of version 3 that were under way when the schema was upgraded.
-CREATE FUNCTION dlock.renew(
-    name text, owner text, token bigint, ttl interval, wake text, session int, boolean, boolean,
-    OUT outcome text, OUT reason text
-) LANGUAGE sql AS 'SELECT * FROM dlock.renew(name, owner, token, ttl, wake, session)';
-
 -- Releases the lock, at once or after `keep`; true if it was ours, also if an earlier call has done it already.
 -- Nobody need wait for the disk unless something is to be kept: undone by a crash, a release leaves a lease that runs
 -- out, and the next grant, whose commit comes behind it, does wait.
@@ -287,8 +264,7 @@ CREATE FUNCTION dlock.renew(
 CREATE FUNCTION dlock.release(
     name text, owner text, token bigint, last_run json DEFAULT NULL, once text DEFAULT NULL,
     keep interval DEFAULT NULL, session int DEFAULT NULL, runs int DEFAULT 20, succeeded timestamptz DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+) RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     untouched constant boolean := txid_current_if_assigned() IS NULL;
     before dlock.locks;
@@ -316,16 +292,12 @@ BEGIN
     ELSIF untouched THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    UPDATE dlock.locks l
-    SET last_owner = release.owner, last_token = release.token
-    WHERE l.name = release.name;
+    UPDATE dlock.locks l SET last_owner = release.owner, last_token = release.token WHERE l.name = release.name;
     PERFORM dlock.remember(name, last_run, runs, succeeded);
     IF once IS NOT NULL THEN
         INSERT INTO dlock.successes VALUES (release.name, release.once, release.token) ON CONFLICT DO NOTHING;
     END IF;
-    IF session = pg_backend_pid() AND self.session = session THEN
-        PERFORM dlock.drop_wake_up_lock(self.ticket);
-    END IF;
+    PERFORM dlock.drop_wake_up_lock(self.ticket) WHERE session = pg_backend_pid() AND self.session = session;
     RETURN true;
 END $$;
 
@@ -333,12 +305,12 @@ END $$;
 -- ended, or an operator has freed it ('force released'). 'running': it is not kept but held, and renewed.
 -- 'revoked': it ends when it was going to.
 CREATE OR REPLACE FUNCTION dlock.rehold(name text, owner text, ttl interval, OUT outcome text, OUT reason text)
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     self dlock.contenders;
 BEGIN
     PERFORM dlock.durably(), dlock.enter(name);
+    outcome := 'done';
     SELECT * INTO self FROM dlock.contenders c
     WHERE c.name = rehold.name AND c.owner = rehold.owner AND c.token IS NOT NULL AND dlock.lasts(c);
     IF self.token IS NULL THEN
@@ -347,36 +319,32 @@ BEGIN
         outcome := coalesce(outcome, 'not held');
     ELSIF NOT self.kept THEN
         outcome := 'running';
-    ELSIF ttl > '0' AND self.revoked IS NOT NULL THEN
+    ELSIF ttl <= '0' THEN
+        DELETE FROM dlock.contenders c WHERE c.name = rehold.name AND c.owner = rehold.owner;
+    ELSIF self.revoked IS NOT NULL THEN
         outcome := 'revoked';
         reason := self.revoked;
-    ELSIF ttl > '0' THEN
-        outcome := 'done';
+    ELSE
         UPDATE dlock.contenders c
         SET ttl = rehold.ttl, expires = clock_timestamp() + rehold.ttl, server = pg_postmaster_start_time(),
             session = pg_backend_pid()
         WHERE c.name = rehold.name AND c.owner = rehold.owner;
-    ELSE
-        outcome := 'done';
-        DELETE FROM dlock.contenders c WHERE c.name = rehold.name AND c.owner = rehold.owner;
     END IF;
 END $$;
 
 -- Gives up the place in the queue, and the lock if it was granted meanwhile.
-CREATE OR REPLACE FUNCTION dlock.withdraw(name text, owner text) RETURNS void LANGUAGE plpgsql
+CREATE OR REPLACE FUNCTION dlock.withdraw(name text, owner text) RETURNS void LANGUAGE sql
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
-BEGIN
-    PERFORM dlock.enter(name);
-    DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner;
-END $$;
+    SELECT dlock.enter(name);
+    DELETE FROM dlock.contenders c WHERE c.name = withdraw.name AND c.owner = withdraw.owner
+$$;
 
 -- Takes the lock away from exactly this holder: marks it for the holder to release ('marked'), or, with now => true or
 -- reason => NULL, frees it without waiting for the holder ('freed'). 'not held': too late. The holder is notified. last_run
 -- becomes the last run, unless the holder has recorded how its run ended, or is there to do so.
 CREATE OR REPLACE FUNCTION dlock.revoke(
     name text, owner text, token bigint, reason text, now boolean DEFAULT false, last_run json DEFAULT NULL
-) RETURNS text LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
+) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 DECLARE
     outcome constant text := CASE WHEN now OR reason IS NULL THEN 'freed' ELSE 'marked' END;
     self dlock.contenders;
@@ -420,15 +388,15 @@ CREATE FUNCTION dlock.forget(name text, once text DEFAULT NULL) RETURNS text LAN
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '4s' AS $$
 BEGIN
     PERFORM dlock.durably(), dlock.enter(name);
-    IF once IS NULL AND EXISTS (SELECT FROM dlock.contenders c WHERE c.name = forget.name AND dlock.lasts(c)) THEN
-        RETURN 'in use';
-    END IF;
-    DELETE FROM dlock.successes s WHERE s.name = forget.name AND s.key = coalesce(forget.once, s.key);
     IF once IS NOT NULL THEN
-        RETURN CASE WHEN FOUND THEN 'done' ELSE 'nothing' END;
+        DELETE FROM dlock.successes s WHERE s.name = forget.name AND s.key = forget.once;
+    ELSIF EXISTS (SELECT FROM dlock.contenders c WHERE c.name = forget.name AND dlock.lasts(c)) THEN
+        RETURN 'in use';
+    ELSE
+        DELETE FROM dlock.successes s WHERE s.name = forget.name;
+        DELETE FROM dlock.contenders c WHERE c.name = forget.name;
+        UPDATE dlock.locks l SET last_run = NULL, earlier = '{}', last_success = NULL WHERE l.name = forget.name;
     END IF;
-    DELETE FROM dlock.contenders c WHERE c.name = forget.name;
-    UPDATE dlock.locks l SET last_run = NULL, earlier = '{}', last_success = NULL WHERE l.name = forget.name;
     RETURN CASE WHEN FOUND THEN 'done' ELSE 'nothing' END;
 END $$;
 

@@ -23,7 +23,7 @@ mod schema;
 mod session;
 mod settings;
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
@@ -180,17 +180,14 @@ impl Backend for Postgres {
     }
 
     async fn release(&mut self, lease: &Lease, ending: &Ending) -> Result<Released> {
-        const SQL: &str =
-            "SELECT dlock.release($1, $2, $3, $4::json, $5, $6 * interval '1 s', $7, $8, to_timestamp($9))";
+        const SQL: &str = "SELECT dlock.release($1, $2, $3, $4::json, $5, $6 * interval '1 s', $7, $8, $9)";
         let asked = clock::now();
         let (name, owner, token) = (lease.name.as_str(), lease.owner.as_str(), number(lease.token)?);
         let run = ending.last_run.as_ref();
         let last_run = run.map(|run| ascii(&run.to_json()));
         let success = run.filter(|run| run.succeeded());
         let once = success.and_then(|run| run.once.as_deref()).map(plain);
-        let since_epoch =
-            |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).ok().map(|since| since.as_secs_f64());
-        let succeeded = success.and_then(|run| run.ended_at).and_then(since_epoch);
+        let succeeded = success.and_then(|run| run.ended_at);
         let keep = ending.hold_until.map_or(0.0, |until| until.remaining().as_secs_f64());
         let (session, runs) = (self.client.process().await?, i32::try_from(ending.keep)?);
         let with: &Parameters<'_> = &[&name, &owner, &token, &last_run, &once, &keep, &session, &runs, &succeeded];

@@ -121,7 +121,7 @@ mod tests {
         for place in [
             format!("version {VERSION}: tables"),
             format!("'SELECT {VERSION}'"),
-            format!("version <> {UPGRADABLE} "),
+            format!("version() <> {UPGRADABLE} "),
             format!("upgrades version {UPGRADABLE} to {VERSION}"),
         ] {
             assert_eq!(script("dlock").matches(&place).count(), 1, "{place}");

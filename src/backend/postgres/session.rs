@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt};
@@ -146,7 +147,7 @@ macro_rules! parameters {
     };
 }
 
-parameters!(&str: TEXT, String: TEXT, Option<String>: TEXT, i64: INT8, i32: INT4, Option<i32>: INT4, f64: FLOAT8, Option<f64>: FLOAT8, bool: BOOL);
+parameters!(&str: TEXT, String: TEXT, Option<String>: TEXT, i64: INT8, i32: INT4, Option<i32>: INT4, f64: FLOAT8, Option<SystemTime>: TIMESTAMPTZ, bool: BOOL);
 
 pub type Parameters<'a> = [&'a dyn Parameter];
 

@@ -7,6 +7,12 @@ settle()
 -- What the lock holds while it is ours.
 local ours = mode == 'exclusive' and owner or '=' .. mode
 
+-- Whether this owner is known to hold the lock no more.
+local function has_left(owner)
+  local note = note_to(owner)
+  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or told(owner, 'taken'))
+end
+
 -- Whether the server has lost what it told us: it does not know the last token any more; or nobody was granted
 -- the lock since, nor did its holder let go, and yet its lease ends much earlier than we were told. A quarter of
 -- its ttl is for clocks and requests that are slow; a lost renewal is more.
@@ -40,12 +46,6 @@ local function describe(token, slot)
   redis.call('HSET', details, owner, table.concat({ mode, ttl, whole(now), token, slot, who }, ' '))
 end
 
-local function next_token()
-  local token = whole(math.max(last_token() + 1, micros))
-  redis.call('SET', counter, token)
-  return token
-end
-
 local function free_slot()
   if mode:sub(1, 6) ~= 'slots:' then return '-' end
   local used, slot = {}, 0
@@ -54,27 +54,25 @@ local function free_slot()
   return tostring(slot)
 end
 
--- The rule of `lock::may_hold`, on holders and the waiters before us that are not passed over.
 local function may_hold(passed, ahead)
-  if keeps_out(value, mode) then return false end
-  if mode == 'exclusive' then return ahead == 0 end
-  if mode ~= 'shared' then return redis.call('ZCARD', holders) + ahead < tonumber(slots) end
   for n = passed, passed + ahead - 1 do
-    if mode_of(at_rank(n)) ~= 'shared' then return false end
+    if mode == 'shared' and mode_of(at_rank(n)) ~= 'shared' then return false end
   end
-  return true
+  return fits(mode, ahead)
 end
 
 if holds(owner) then
   local token, slot = detail(owner, 4), detail(owner, 5)
   if not token then
     token, slot = next_token(), free_slot()
+    redis.call('SET', counter, token)
     describe(token, slot)
   end
-  if reason_in(note, 'revoked') then
-    return { 'granted', token, slot, math.max(lease_left(owner), 0), ours }
+  if told(owner, 'revoked') then
+    ttl = math.max(lease_left(owner), 0)
+  else
+    lease(owner, ttl)
   end
-  lease(value, owner, ttl)
   return { 'granted', token, slot, ttl, ours }
 end
 
@@ -93,11 +91,13 @@ if agreed and agreed ~= slots and redis.call('ZCARD', holders) + redis.call('ZCA
 end
 
 if may_hold(passed, ahead) then
-  local slot, token = free_slot(), next_token()
+  local token, slot = next_token(), free_slot()
+  redis.call('SET', counter, token)
   forget(owner)
   describe(token, slot)
   redis.call('SET', agreed_slots, slots)
-  lease(ours, owner, ttl)
+  value = ours
+  lease(owner, ttl)
   wake()
   if rank and ahead == 0 then tell_first() end
   return { 'granted', token, slot, ttl, ours }
@@ -110,7 +110,7 @@ if waits == '1' then
     describe('-', '-')
     redis.call('SET', agreed_slots, slots)
     -- By its absence we notice a loss of data, also where only others ever held the lock.
-    if last_token() == 0 then redis.call('SET', counter, whole(micros)) end
+    if last_token() == 0 then redis.call('SET', counter, next_token()) end
   end
   redis.call('ZADD', places, now + place, owner)
   outlast(place, queue, places, details)
@@ -118,7 +118,7 @@ end
 wake()
 
 local everybody = redis.call('ZRANGE', holders, 0, -1)
-if value and not together(value) and everybody[#everybody] ~= value then table.insert(everybody, value) end
+if value and not together() and everybody[#everybody] ~= value then table.insert(everybody, value) end
 local holder = everybody[#everybody] or ''
 
 -- For how long the lease of any holder may last if it is renewed now. Nobody renews a foreign one, or what a
@@ -136,11 +136,10 @@ local again = -1
 if ahead > 0 then
   local ago = told_ago(at_rank(passed))
   if ago then again = COMES_WITHIN - ago end
-elseif value == '=' .. mode and everybody[1] then
-  again = lease_left(everybody[1])
 elseif holder ~= '' then
-  again = lease_left(holder)
+  again = lease_left(value == ours and everybody[1] or holder)
 end
 -- Several holders are vouched for together: none of them can say alone that it has let go.
-local seen = { last_token(), #everybody > 1 and 'several' or holder, left, lasts }
-return { 'busy', ahead, again, value or '', holder, redis.call('HGET', details, holder) or '', seen }
+local seen = #everybody > 1 and 'several' or holder
+local about = redis.call('HGET', details, holder) or ''
+return { 'busy', ahead, again, value or '', holder, last_token(), seen, about, left, lasts }

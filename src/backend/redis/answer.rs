@@ -74,22 +74,21 @@ answers! { Acquire:
         ttl: millis(ttl)?,
         value: text(value)?,
     },
-    ("busy", [ahead, again, value, holder, details, seen]) => Acquire::Busy(Busy {
+    ("busy", [ahead, again, value, holder, token, owner, details, left, lasts]) => Acquire::Busy(Busy {
         ahead: number(ahead)?,
         again: millis(again),
         value: non_empty(value),
         holder: non_empty(holder),
-        seen: Seen::read(items(seen), text(details)?)?,
+        seen: Seen {
+            token: text(token)?,
+            owner: text(owner)?,
+            details: text(details)?,
+            left: millis(left)?,
+            lasts: millis(lasts)?,
+        },
     }),
     ("ran", []) => Acquire::AlreadyRan,
     ("other-slots", [theirs]) => Acquire::OtherSlots(Mode::Slots(number(theirs).unwrap_or_default())),
-}
-
-impl Seen {
-    fn read(reply: &[Value], details: String) -> Option<Seen> {
-        let [token, owner, left, lasts] = reply else { return None };
-        Some(Seen { token: text(token)?, owner: text(owner)?, details, left: millis(left)?, lasts: millis(lasts)? })
-    }
 }
 
 answers! { NotRenewed:

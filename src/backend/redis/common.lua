@@ -1,24 +1,15 @@
 -- What the verbs of a single Redis share, after prelude.lua.
 --
--- lingering  set     of owners
--- queue              by ticket
--- holders    zset    owner -> when its lease ends (ms)
 -- agreed_slots  string  the number of slots that holders and waiters agree on
 -- notes              "turn", "revoked REASON"; or what became of it, for requests that arrive late or twice: "released",
 --                    "gone", "withdrawn", "taken REASON"
-local holders, agreed_slots = KEYS[12], KEYS[13]
--- What the lock holds, from settle on.
-local value
+local agreed_slots = KEYS[13]
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. It keeps its
 -- place: if it lives, it is first again as soon as it asks.
 local COMES_WITHIN = 1000
 -- How long a waiter's note says "turn" (ms).
 local TURN = 5000
-
-local function together(value)
-  return value and value:sub(1, 1) == '='
-end
 
 local function forget(owner)
   for _, key in ipairs({ holders, queue, places }) do redis.call('ZREM', key, owner) end
@@ -31,80 +22,50 @@ local function lingers(owner)
   return redis.call('SISMEMBER', lingering, owner) == 1
 end
 
--- Whether a holder's lease is over, whatever the lock says.
-local function has_ended(owner)
-  return (tonumber(redis.call('ZSCORE', holders, owner) or 0)) <= now
-end
-
-local function in_use()
-  return value or redis.call('ZCARD', holders) > 0 or redis.call('ZCARD', queue) > 0
-end
-
 -- Forgets everybody whose time is over. Only whom the lock names holds it; but a holder whose lock was deleted or
 -- overwritten may still be ending its command, and nobody else gets the lock before that holder says so or its lease
 -- has ended.
 local function settle()
-  value = redis.call('GET', lock)
   for _, owner in ipairs(redis.call('ZRANGEBYSCORE', holders, '-inf', now)) do
     if owner ~= value then
       if not lingers(owner) then note_vanished(owner) end
       forget(owner)
     end
   end
-  for _, owner in ipairs(redis.call('ZRANGEBYSCORE', places, '-inf', now)) do forget(owner) end
-  -- A server short of memory may have evicted all places: nobody could be found dead without them.
-  if redis.call('ZCARD', queue) ~= redis.call('ZCARD', places) then
-    for _, owner in ipairs(redis.call('ZRANGE', queue, 0, -1)) do
-      if not redis.call('ZSCORE', places, owner) then forget(owner) end
-    end
-  end
-end
-
-local function holds(owner)
-  return value == owner or (together(value) and redis.call('ZSCORE', holders, owner) ~= false)
-end
-
--- How long the lease of a holder lasts from now (ms); -1 if for ever.
-local function lease_left(owner)
-  if value == owner then return redis.call('PTTL', lock) end
-  return math.max((redis.call('ZSCORE', holders, owner) or 0) - now, 0)
-end
-
--- Whether a holder with this value of the lock keeps out those of this mode. A lock without a value that has holders was
--- deleted or evicted while it was held.
-local function keeps_out(value, mode)
-  if not value then return redis.call('ZCARD', holders) > 0 end
-  return value ~= '=' .. mode
+  forget_late_waiters(forget)
 end
 
 local function mode_of(owner)
   return detail(owner, 1) or 'exclusive'
 end
 
--- Whether this owner is known to hold the lock no more.
-local function has_left(owner)
-  local note = note_to(owner)
-  return note and (note == 'released' or note == 'gone' or note:sub(1, 9) == 'withdrawn' or reason_in(note, 'taken'))
+-- The rule of `lock::may_hold`: whether one of this mode fits in with the holders and so many waiters before it, which
+-- must be shared ones if it is one. A lock without a value that has holders was deleted or evicted while it was held.
+local function fits(mode, ahead)
+  local present = redis.call('ZCARD', holders)
+  local free = not value and present == 0
+  if not free and value ~= '=' .. mode then return false end
+  return mode == 'shared' or present + ahead < tonumber(mode:match('%d+') or 1)
 end
 
--- Lets the lease of a holder end ms from now; the lock then holds this value.
-local function lease(value, owner, ms)
+-- When the last of the leases ends (ms).
+local function latest_end()
+  return redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')[2]
+end
+
+-- Lets the lease of a holder end ms from now, and the lock with the last of them.
+local function lease(owner, ms)
   redis.call('ZADD', holders, now + ms, owner)
-  if together(value) then
-    local latest = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')
-    redis.call('SET', lock, value, 'PX', whole(latest[2] - now))
-  else
-    redis.call('SET', lock, owner, 'PX', ms)
-  end
+  redis.call('SET', lock, value, 'PX', together() and whole(latest_end() - now) or ms)
   outlast(ms, holders, details)
 end
 
 -- Extends the lease of a holder, also on a full server: that refuses what may need memory, but only as the first write of a
 -- script. Where the lock names its one holder, its expiry says all.
 local function extend(owner, ms)
-  if together(value) then
+  if together() then
     redis.call('PEXPIRE', lock, math.max(redis.call('PTTL', lock), ms))
-    lease(value, owner, ms)
+    lease(owner, ms)
   else
     redis.call('PEXPIRE', lock, ms)
     redis.pcall('ZADD', holders, now + ms, owner)
@@ -115,11 +76,12 @@ end
 -- Takes a holder out, and the lock away with the last of them.
 local function let_go(owner)
   forget(owner)
-  local latest = redis.call('ZRANGE', holders, -1, -1, 'WITHSCORES')
-  if together(value) and latest[2] then
-    redis.call('PEXPIREAT', lock, latest[2])
+  local latest = together() and latest_end()
+  if latest then
+    redis.call('PEXPIREAT', lock, latest)
   else
     redis.call('DEL', lock)
+    value = false
   end
 end
 
@@ -152,16 +114,12 @@ end
 
 -- Tells the waiters who may hold the lock now that it is their turn: one, or as many as fit together.
 local function wake()
-  local passed = passed_over()
-  local first = at_rank(passed)
-  if not first then return end
-  local mode, room = mode_of(first), 1
-  if keeps_out(redis.call('GET', lock), mode) then return end
-  if mode == 'shared' then room = redis.call('ZCARD', queue) end
-  if mode:sub(1, 6) == 'slots:' then room = mode:match('%d+') - redis.call('ZCARD', holders) end
-  for n = passed, passed + room - 1 do
-    local owner = at_rank(n)
-    if not owner or (mode == 'shared' and mode_of(owner) ~= 'shared') then break end
+  local passed, ahead = passed_over(), 0
+  local owner = at_rank(passed)
+  local mode = owner and mode_of(owner)
+  while owner and mode_of(owner) == mode and fits(mode, ahead) do
     tell_turn(owner)
+    ahead = ahead + 1
+    owner = at_rank(passed + ahead)
   end
 end

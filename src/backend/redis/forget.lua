@@ -2,5 +2,5 @@
 local key = ARGV[1]
 if key ~= '' then return { redis.call('SREM', once, key) == 1 and 'done' or 'nothing' } end
 settle()
-if in_use() then return { 'in-use' } end
+if value or (ask('ZCARD', holders) or 0) + (ask('ZCARD', queue) or 0) > 0 then return { 'in-use' } end
 return { redis.call('DEL', last, once, earlier, success, details) > 0 and 'done' or 'nothing' }

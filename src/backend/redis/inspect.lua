@@ -1,7 +1,6 @@
 -- Everything an operator may want to know, of a single Redis or of one node, changing nothing. Times are in ms from now.
 -- { 'state', mode, last, the last token or nothing if the lock is not known at all, { owner, its lease, details, whether it is revoked … },
 --   { owner, its place, details … }, { a run before the last one, or "vanished DETAILS" … }, when one last succeeded }
-local value = redis.call('GET', lock)
 local present, waiting = {}, {}
 
 local function tell(list, owner, left, ...)
@@ -9,10 +8,10 @@ local function tell(list, owner, left, ...)
 end
 
 local function tell_holder(owner, left)
-  tell(present, owner, left, reason_in(note_to(owner), 'revoked') and 1 or 0)
+  tell(present, owner, left, told(owner, 'revoked') and 1 or 0)
 end
 
-if together(value) then
+if together() then
   local live = redis.call('ZRANGEBYSCORE', holders, '(' .. whole(now), '+inf', 'WITHSCORES')
   for i = 1, #live, 2 do tell_holder(live[i], live[i + 1] - now) end
 elseif value then
@@ -24,9 +23,9 @@ for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
 end
 local runs = ask('LRANGE', earlier, 0, -1) or {}
 for _, owner in ipairs(ask('HKEYS', details) or {}) do
-  local run = owner ~= value and has_ended(owner) and not lingers(owner) and vanished_run(owner)
+  local run = owner ~= value and lease_left(owner) == 0 and not lingers(owner) and vanished_run(owner)
   if run then table.insert(runs, run) end
 end
-local mode = together(value) and value:sub(2) or 'exclusive'
+local mode = together() and value:sub(2) or 'exclusive'
 local known = (value or redis.call('EXISTS', counter) == 1) and whole(last_token()) or ''
 return { 'state', mode, ask('GET', last) or '', known, present, waiting, runs, ask('GET', success) or '' }

@@ -104,7 +104,7 @@ impl Redis {
     }
 
     fn keys(&self, name: &LockName) -> Vec<String> {
-        keys(&self.prefix, name, &["holders", "slots"])
+        keys(&self.prefix, name, &["slots"])
     }
 
     /// Who is in the way, what to watch, and when to ask again.
@@ -161,7 +161,8 @@ impl Redis {
 
 /// In the order in which `prelude.lua` unpacks them, and after them the scripts of a backend its own.
 pub fn keys(prefix: &str, name: &LockName, own: &[&str]) -> Vec<String> {
-    let shared = ["held", "queue", "places", "details", "token", "last", "once", "note:", "earlier", "success"];
+    let shared =
+        ["held", "queue", "places", "details", "token", "last", "once", "note:", "earlier", "success", "holders"];
     let beside = shared.iter().chain(own).map(|part| beside(prefix, name, part));
     std::iter::once(format!("{prefix}{name}")).chain(beside).collect()
 }

@@ -1,11 +1,13 @@
 --!df flags=allow-undeclared-keys
 -- The line above is for Dragonfly: which notes a script writes depends on who waits.
 --
--- What the scripts of a single Redis and those of a Redlock node share. It stands before all of them.
+-- What the scripts of a single Redis and those of a node of a Redlock share. It stands before all of them.
 --
 -- lock       string  the lock itself: its holder's owner id; on a single Redis also =MODE, where several hold it together
--- lingering          those of the holders that nobody keeps alive: what a release has left behind; its key is `held`
--- queue      zset    owner -> its place among those who wait
+-- lingering  set     holders that nobody keeps alive: what a release has left behind; on a node a string, one owner; its
+--                    key is `held`
+-- queue      zset    owner -> its place among those who wait: a ticket; on a node, since when it waits (µs), by its own
+--                    clock, so that all nodes have the same order
 -- places     zset    owner -> when it loses its place unless it asks again (ms)
 -- details    hash    owner -> "MODE TTL SINCE TOKEN SLOT IDENTITY", for holders and waiters
 -- counter    string  the last token given out, or heard of
@@ -14,10 +16,12 @@
 -- success    string  when a run last succeeded (ms)
 -- once       set     keys of successful runs
 -- notes..owner  string  a note to one contender, who watches it
-local lock, lingering, queue, places, details, counter, last, once, notes, earlier, success = unpack(KEYS)
+-- holders    zset    owner -> when its lease ends (ms); a node has only the lock's own expiry
+local lock, lingering, queue, places, details, counter, last, once, notes, earlier, success, holders = unpack(KEYS)
+-- What the lock holds, kept up to date by whatever changes it.
+local value = redis.call('GET', lock)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local micros = time[1] * 1000000 + time[2]
 
 -- As a whole number, which tostring would round.
 local function whole(number)
@@ -35,6 +39,11 @@ end
 local function last_token()
   local token = tonumber(ask('GET', counter) or '')
   return token and token >= 0 and token < 9007199254740992 and token or 0
+end
+
+-- The least that the next token may be: it grows even over the loss of all data, as long as the clock does.
+local function next_token()
+  return whole(math.max(last_token() + 1, time[1] * 1000000 + time[2]))
 end
 
 -- Word n of what is known of a contender.
@@ -79,9 +88,36 @@ local function note_vanished(owner)
   end
 end
 
--- The reason in a note "WORD REASON", if it has this word.
-local function reason_in(note, word)
-  return note and note:sub(1, #word + 1) == word .. ' ' and note:sub(#word + 2)
+-- An operator's note to a contender, "WORD REASON", as an answer, if it has this word.
+local function told(owner, word)
+  local reason = (note_to(owner) or ''):match('^' .. word .. ' (.*)')
+  return reason and { word, reason }
+end
+
+-- Whether several hold the lock.
+local function together()
+  return value and value:sub(1, 1) == '='
+end
+
+local function holds(owner)
+  return value == owner or (together() and redis.call('ZSCORE', holders, owner) ~= false)
+end
+
+-- How long the lease of a holder lasts from now (ms); -1 if for ever.
+local function lease_left(owner)
+  if value == owner then return redis.call('PTTL', lock) end
+  return math.max((ask('ZSCORE', holders, owner) or 0) - now, 0)
+end
+
+-- Forgets the waiters that have not asked for long. A server short of memory may have evicted all places: nobody could be
+-- found dead without them.
+local function forget_late_waiters(forget)
+  for _, owner in ipairs(ask('ZRANGEBYSCORE', places, '-inf', now) or {}) do forget(owner) end
+  if ask('ZCARD', queue) ~= ask('ZCARD', places) then
+    for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
+      if not ask('ZSCORE', places, owner) then forget(owner) end
+    end
+  end
 end
 
 -- Lets a key be there for ms from now and an hour more, and yet be gone in the end if nobody ever asks again.

@@ -1,9 +1,7 @@
 -- Moves the end of what a release has left behind, on a single Redis or on one node: to ttl from now or, with zero, to now.
 local owner, ttl = unpack(ARGV)
 settle()
-local note = note_to(owner)
-local taken, revoked = reason_in(note, 'taken'), reason_in(note, 'revoked')
-if not holds(owner) then return taken and { 'taken', taken } or { 'gone' } end
+if not holds(owner) then return told(owner, 'taken') or { 'gone' } end
 if not lingers(owner) then return { 'running' } end
 if tonumber(ttl) == 0 then
   let_go(owner)
@@ -11,7 +9,8 @@ if tonumber(ttl) == 0 then
   wake()
   return { 'done' }
 end
-if revoked then return { 'revoked', revoked } end
+local revoked = told(owner, 'revoked')
+if revoked then return revoked end
 extend(owner, ttl)
 local known = ask('HGET', details, owner)
 if known then ask('HSET', details, owner, (known:gsub('^(%S+) %S+', '%1 ' .. ttl, 1))) end

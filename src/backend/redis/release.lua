@@ -2,8 +2,8 @@
 -- what it said before. unanswered: an acquire of ours got no answer; should it arrive later, it must find that we left.
 local owner, token, hold, run, key, unanswered, runs, succeeded = unpack(ARGV)
 settle()
-local note = note_to(owner)
-local answer, why = 'gone', reason_in(note, 'taken')
+local note, taken = note_to(owner) or '', told(owner, 'taken')
+local answer = 'gone'
 if holds(owner) then
   answer = 'released'
   -- A holder has no place in the queue; but a server without memory to spare refuses only the first write of a script.
@@ -19,10 +19,10 @@ if holds(owner) then
     let_go(owner)
     wake()
   end
-elseif why then
+elseif taken then
   -- How the run ended is on record already, and why; the note stays, should this be asked again.
   answer = 'taken'
-elseif note and note:sub(-8) == 'released' then
+elseif note:sub(-8) == 'released' then
   answer = 'released'
 else
   if ask('GET', counter) == token then remember(run, runs, succeeded) end
@@ -35,4 +35,4 @@ if unanswered == '1' then
 elseif answer ~= 'taken' then
   leave_note(owner, answer, 60000)
 end
-return { answer, answer == 'taken' and why or nil }
+return answer == 'taken' and taken or { answer }

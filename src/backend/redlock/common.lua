@@ -1,48 +1,22 @@
 -- What all verbs of a node share, after prelude.lua.
 --
--- lingering  string  an owner
--- queue              since when it waits (µs), by its own clock, so that all nodes have the same order
 -- taken      string  "OWNER N": by which request of its owner the lock was last taken or kept, for older ones that
 --                    arrive late
 -- notes              to the holder: "revoked REASON", "taken REASON" once this node was taken from it; or, once it has let
 --                    go and watches no more, "released", for a release that arrives twice
 -- turns..owner  string  tells a waiter, who watches it, that it is the first here: since when (ms)
 -- lates..owner  string  its requests up to this number are given up, should they arrive late
-local taken, turns, lates = KEYS[12], KEYS[13], KEYS[14]
--- What the lock holds, from settle on.
-local value
+local taken, turns, lates = KEYS[13], KEYS[14], KEYS[15]
 
 -- A waiter that was told that it is its turn and does not ask within this time (ms) is passed over. If it lives, it has
 -- its place back as soon as it asks.
 local COMES_WITHIN = 500
 
-local function settle()
-  value = redis.call('GET', lock)
-end
-
-local function holds(owner)
-  return value == owner
-end
-
-local function together()
-  return false
-end
+-- Only whom the lock names holds it, and only `sweep` looks for those whose time is over.
+local function settle() end
 
 local function lingers(owner)
   return ask('GET', lingering) == owner
-end
-
--- Only whom the lock names holds it.
-local function has_ended()
-  return true
-end
-
-local function in_use()
-  return value or (ask('ZCARD', queue) or 0) > 0
-end
-
-local function lease_left()
-  return redis.call('PTTL', lock)
 end
 
 local function describe(owner, ttl, token, who, since)
@@ -64,6 +38,7 @@ end
 local function take(owner, n, ttl)
   redis.call('SET', lock, owner, 'PX', ttl)
   redis.call('SET', taken, taken_as(owner, n))
+  value = owner
 end
 
 -- Lets the lock end ms from now, and not before it what is known of its holder.
@@ -73,10 +48,9 @@ local function extend(_, ms)
 end
 
 local function leave_queue(owner)
-  if ask('ZREM', places, owner) ~= 0 then
-    ask('ZREM', queue, owner)
-    ask('DEL', turns .. owner)
-  end
+  ask('ZREM', places, owner)
+  ask('ZREM', queue, owner)
+  ask('DEL', turns .. owner)
 end
 
 local function forget(owner)
@@ -86,23 +60,15 @@ end
 
 -- Forgets waiters that have not asked for long, and holders that are none any more; says how many wait. Looks at
 -- all of them only if their numbers do not fit: with a thousand waiters that is too much work for every request.
-local function sweep(holder)
+local function sweep()
+  forget_late_waiters(forget)
   local waiting = ask('ZCARD', places) or 0
-  if waiting > 0 then
-    for _, owner in ipairs(ask('ZRANGEBYSCORE', places, '-inf', now) or {}) do forget(owner) end
-    waiting = ask('ZCARD', places) or 0
-  end
   if (ask('HLEN', details) or 0) > waiting + 1 then
     for _, owner in ipairs(ask('HKEYS', details) or {}) do
-      if owner ~= holder and not ask('ZSCORE', places, owner) then
+      if owner ~= value and not ask('ZSCORE', places, owner) then
         if not lingers(owner) then note_vanished(owner) end
         ask('HDEL', details, owner)
       end
-    end
-  end
-  if ask('ZCARD', queue) ~= waiting then
-    for _, owner in ipairs(ask('ZRANGE', queue, 0, -1) or {}) do
-      if not ask('ZSCORE', places, owner) then ask('ZREM', queue, owner) end
     end
   end
   return waiting
@@ -158,4 +124,5 @@ end
 local function let_go(owner)
   redis.call('DEL', lock, lingering, taken)
   ask('HDEL', details, owner)
+  value = false
 end

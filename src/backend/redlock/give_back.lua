@@ -4,7 +4,6 @@
 local owner, n, given_up, waits, since, waited, ttl, who = unpack(ARGV)
 give_up(owner, given_up)
 local makes_way = first() == owner
-settle()
 if holds(owner) then
   -- We have taken it again since, and may hold it: this comes too late.
   if taken_by(owner) > tonumber(n) then return { 'done' } end

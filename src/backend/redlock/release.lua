@@ -1,10 +1,8 @@
 -- Lets go of this node and records how the run ended. Asked again it says what it said before.
 -- given_up: as in give_back.lua.
 local owner, token, hold, run, key, given_up, runs, succeeded = unpack(ARGV)
-settle()
-local note = note_to(owner)
+local answer, freed = 'gone', told(owner, 'taken')
 leave_queue(owner)
-local answer, why = 'gone', reason_in(note, 'taken')
 -- Before anything is let go: if it cannot be recorded, the next one must not run.
 if key ~= '' then redis.call('SADD', once, key) end
 if holds(owner) then
@@ -16,13 +14,13 @@ if holds(owner) then
     let_go(owner)
   end
   tell_first()
-elseif note == 'released' then
+elseif note_to(owner) == 'released' then
   answer = 'released'
-elseif why then
+elseif freed then
   answer = 'taken'
 end
 -- A node that came back empty learns of the run too, unless it knows of a later one, or better.
-if not why and last_token() <= tonumber(token) then remember(run, runs, succeeded) end
+if not freed and last_token() <= tonumber(token) then remember(run, runs, succeeded) end
 give_up(owner, given_up)
 if answer == 'released' then leave_note(owner, answer, 60000) end
-return { answer, answer == 'taken' and why or nil }
+return answer == 'taken' and freed or { answer }

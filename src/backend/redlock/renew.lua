@@ -2,22 +2,19 @@
 -- for long would lose its majority to restarts; it counts only from the next renewal on, since somebody
 -- may have held it in between. One that an operator has taken away is not.
 local owner, n, token, ttl, who = unpack(ARGV)
-settle()
-local note = note_to(owner)
 if holds(owner) and not lingers(owner) then
-  local why = reason_in(note, 'revoked')
-  if why then return { 'revoked', why } end
+  local revoked = told(owner, 'revoked')
+  if revoked then return revoked end
   extend(owner, ttl)
   redis.pcall('SET', taken, taken_as(owner, n))
   return { 'ours' }
 end
-local why = reason_in(note, 'taken')
-if why then return { 'taken', why } end
+local freed = told(owner, 'taken')
+if freed then return freed end
 if not value and not is_late(owner, n) and last_token() <= tonumber(token) then
   take(owner, n, ttl)
   redis.call('SET', counter, token)
   leave_queue(owner)
   describe(owner, ttl, token, who)
-  value = owner
 end
 return { 'gone', value or '' }

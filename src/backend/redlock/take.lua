@@ -10,15 +10,13 @@ end
 local function pass_over_the_gone()
   local other = first()
   while other and other ~= owner do
-    local told = tonumber(ask('GET', turns .. other) or '')
-    if not told or math.abs(now - told) <= COMES_WITHIN then break end
+    local told_at = tonumber(ask('GET', turns .. other) or '')
+    if not told_at or math.abs(now - told_at) <= COMES_WITHIN then break end
     forget(other)
     other = first()
   end
   tell_first(owner)
 end
-
-settle()
 
 -- A node that does not know the token of that holder any more has lost its data. The holder may still run, and may
 -- have renewed its lease after we looked: the node is its own again, for all of its ttl.
@@ -32,7 +30,7 @@ if not value and seen_token and last_token() < tonumber(seen_token) then
 end
 
 if value ~= owner then
-  local ahead, ask_again = sweep(value), 0
+  local ahead, ask_again = sweep(), 0
   if not value and key ~= '' and redis.call('SISMEMBER', once, key) == 1 then return { 'ran' } end
   if ahead > 0 then
     if not value then pass_over_the_gone() end
@@ -48,4 +46,4 @@ if value ~= owner then
   end
 end
 take(owner, n, ttl)
-return { 'ours', whole(math.max(last_token() + 1, micros)) }
+return { 'ours', next_token() }
