@@ -2,6 +2,7 @@
 
 mod clock;
 mod daemon;
+pub mod database;
 mod dlock;
 mod doctor;
 pub mod etcd;
