@@ -7,6 +7,7 @@ mod bad_input;
 mod completions;
 mod config;
 mod contract;
+mod databases;
 mod docs;
 mod doctor;
 mod etcd;

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::{await_waiters, holding, on, used};
+use super::{holding, on, used};
 use crate::support::{Bed, Dlock, Log, Mysql, examined, unique, until};
 
 fn url_of(servers: &[&Mysql]) -> String {
@@ -47,7 +47,7 @@ fn a_lock_survives_the_failover_to_a_semi_synchronous_replica() {
     used(&primary);
     let holder = holding(&url, &name, &["--ttl", "20s"], &log);
     let waiter = on(&url).run(&name).args(["--ttl", "3s"]).args(log.witness(&["for=20"])).spawn();
-    await_waiters(&primary, &name, 1);
+    primary.await_waiters(&name, 1);
     let asleep = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'";
     until("the waiter to have had an answer", || primary.sql(asleep) == "1");
     primary.kill();
@@ -84,7 +84,7 @@ fn a_cluster_keeps_its_locks_whichever_node_is_lost() {
     let (name, log) = (unique("partition"), Log::new());
     let alone = holding(&nodes[0].url(), &name, &["--ttl", "5s"], &log);
     let next = on(&nodes[1].url()).run(&name).args(["--ttl", "5s"]).args(log.witness(&["for=20"])).spawn();
-    await_waiters(&nodes[1], &name, 1);
+    nodes[1].await_waiters(&name, 1);
     nodes[0].isolate(true);
     until("the node to know that it is alone", || nodes[0].status("wsrep_cluster_status") == "non-Primary");
     let refused = on(&nodes[0].url()).run("other").args(["--connect-timeout", "2s"]).sh("echo no").ended();

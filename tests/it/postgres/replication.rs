@@ -1,8 +1,7 @@
 //! Standbys: a synchronous one keeps the promise through a failover.
 
-use nix::sys::signal::Signal;
-
 use super::{holding, on, used};
+use crate::databases::goes_on_and_then_makes_room;
 use crate::support::{Bed, Log, Postgres, unique, until};
 
 fn both(primary: &Postgres, standby: &Postgres) -> String {
@@ -27,7 +26,7 @@ fn a_failover_to_a_synchronous_standby_costs_nothing() {
     let (name, log, url) = (unique("failover"), Log::new(), both(&primary, &standby));
     let holder = holding(&url, &name, &["--ttl", "6s"], &log);
     let waiter = on(&url).run(&name).args(["--ttl", "6s"]).args(log.witness(&["for=20"])).spawn();
-    super::await_waiters(&primary, &name, 1);
+    primary.await_waiters(&name, 1);
     let stamp = format!("SELECT server FROM dlock.contenders WHERE name = '{name}' AND token IS NOT NULL");
     let before = primary.sql(&stamp);
     primary.kill();
@@ -36,11 +35,7 @@ fn a_failover_to_a_synchronous_standby_costs_nothing() {
         let now = standby.sql(&stamp);
         !now.is_empty() && now != before
     });
-    log.await_beat();
-    assert_eq!(log.runs().len(), 1);
-    holder.signal(Signal::SIGKILL);
-    waiter.ended().expect(0);
-    log.assert_no_overlap();
+    goes_on_and_then_makes_room(holder, waiter, &log);
 }
 
 #[test]

@@ -1,35 +1,9 @@
 //! SQL clients take part in the same locks, and a table can refuse a late write.
 
-use nix::sys::signal::Signal;
-
 use super::{holding, on, used};
+use crate::databases;
+use crate::support::postgres::PostgreSql;
 use crate::support::{Bed, Log, Postgres, unique, until};
-
-#[test]
-fn sql_clients_and_dlock_exclude_each_other() {
-    let (server, name, log) = (Postgres::shared(), unique("sql"), Log::new());
-    used(server);
-    let acquire = |owner: &str| server.sql(&format!("SELECT outcome, token FROM dlock.acquire('{name}', '{owner}')"));
-    let granted = acquire("psql-1");
-    let token: u64 = granted.strip_prefix("granted|").unwrap().parse().unwrap();
-    server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75).saying("psql-1");
-    assert_eq!(acquire("psql-2"), "busy|");
-    let renew = |token| server.sql(&format!("SELECT outcome FROM dlock.renew('{name}', 'psql-1', {token})"));
-    assert_eq!((renew(token), renew(token - 1)), ("held".into(), "lost".into()));
-
-    let waiter = server.dlock().run(&name).args(log.witness(&[])).spawn();
-    super::await_waiters(server, &name, 1);
-    assert_eq!(acquire("psql-2"), "busy|", "nobody jumps the queue");
-    let release = || server.sql(&format!("SELECT dlock.release('{name}', 'psql-1', {token})"));
-    assert_eq!((release(), release()), ("t".into(), "t".into()), "the second call repeats the first");
-    let runs = log.await_runs(1, 1);
-    assert!(runs[0].token > token);
-    assert_eq!(acquire("psql-2"), "busy|");
-    assert_eq!(renew(token), "lost");
-    waiter.signal(Signal::SIGTERM);
-    waiter.ended().expect(143);
-    assert!(acquire("psql-2").starts_with("granted|"));
-}
 
 #[test]
 fn a_python_program_takes_renews_and_releases_the_same_lock() {
@@ -48,30 +22,7 @@ fn a_python_program_takes_renews_and_releases_the_same_lock() {
 
 #[test]
 fn a_late_write_of_a_paused_holder_is_refused_by_the_table() {
-    let (server, name, log) = (Postgres::with(&[]), unique("fence"), Log::new());
-    used(&server);
-    server.sql("CREATE TABLE account (balance int)");
-    server.sql("INSERT INTO account VALUES (0)");
-    let write = |token: u64, balance: i32| {
-        let fence = format!("SELECT dlock.fence('account', {token})");
-        server.try_sql(&format!("BEGIN; {fence}; UPDATE account SET balance = {balance}; COMMIT"))
-    };
-    let paused = holding(&server.url(), &name, &["--ttl", "2s"], &log);
-    let old = log.runs()[0].token;
-    write(old, 1).unwrap();
-    // Its last write is on its way.
-    paused.signal(Signal::SIGSTOP);
-    let next = holding(&server.url(), &name, &["--ttl", "2s"], &log);
-    let new = log.runs().iter().map(|run| run.token).max().unwrap();
-    assert!(new > old);
-    write(new, 2).unwrap();
-
-    let refused = write(old, 3).unwrap_err();
-    assert!(refused.contains("stale fencing token"), "{refused}");
-    assert_eq!(server.sql("SELECT balance FROM account"), "2");
-    write(new, 4).unwrap();
-    assert_eq!(server.sql("SELECT balance FROM account"), "4");
-    drop((paused, next));
+    databases::a_late_write_of_a_paused_holder_is_refused::<PostgreSql>();
 }
 
 #[test]
@@ -124,27 +75,9 @@ fn a_run_is_not_released_behind_its_back() {
 
 #[test]
 fn tables_are_not_changed_by_hand() {
-    let (server, name, log) = (Postgres::shared(), unique("hand"), Log::new());
-    let holder = holding(&server.url(), &name, &["--ttl", "5s"], &log);
-    server.sql("SELECT dlock.fence('kept', 2)");
-    for table in ["dlock.locks", "dlock.fences"] {
-        for wrong in ["DELETE FROM", "TRUNCATE"].map(|verb| format!("{verb} {table}")) {
-            assert!(server.try_sql(&wrong).unwrap_err().contains("never goes"), "{wrong}");
-        }
-        assert!(server.try_sql(&format!("UPDATE {table} SET token = 1")).unwrap_err().contains("never goes back"));
-    }
-    for wrong in [
-        format!("DELETE FROM dlock.contenders WHERE name = '{name}'"),
-        format!("UPDATE dlock.contenders SET expires = 'epoch' WHERE name = '{name}'"),
-        "TRUNCATE dlock.contenders".to_owned(),
-        "TRUNCATE dlock.successes".to_owned(),
-    ] {
-        assert!(server.try_sql(&wrong).unwrap_err().contains("not by hand"), "{wrong}");
-    }
-    server.dlock().run(&name).arg("-n").sh("echo no").ended().expect(75);
-    log.await_beat();
-    holder.signal(Signal::SIGINT);
-    drop(holder);
+    let tokens = ["TRUNCATE dlock.locks", "TRUNCATE dlock.fences"].map(|wrong| (wrong, "never goes"));
+    let rows = ["TRUNCATE dlock.contenders", "TRUNCATE dlock.successes"].map(|wrong| (wrong, "not by hand"));
+    databases::tables_are_not_changed_by_hand::<PostgreSql>("'epoch'", &[tokens, rows].concat());
 }
 
 #[test]
@@ -253,28 +186,9 @@ fn a_database_of_another_encoding_keeps_locks_too() {
 
 #[test]
 fn another_schema_is_another_set_of_locks() {
-    let (server, name, log) = (Postgres::shared(), unique("prefix"), Log::new());
-    let _holder = holding(&server.url(), &name, &[], &log);
-    let other = server.url_as("postgres", "prefix=apart");
-    on(&other).run(&name).arg("-n").sh("exit 0").ended().expect(0).silently();
-    assert_eq!(server.sql(&format!("SELECT count(*) FROM apart.locks WHERE name = '{name}'")), "1");
-    assert_eq!(
-        server
-            .sql("SELECT count(*) FROM pg_proc WHERE prosrc LIKE '%dlock.%' AND pronamespace = 'apart'::regnamespace"),
-        "0"
-    );
-}
-
-#[test]
-fn everybody_may_come_first() {
-    let (server, log) = (Postgres::with(&[]), Log::new());
-    let start = |_| server.dlock().run("first").args(log.witness(&["for=10"])).spawn();
-    let all: Vec<_> = (0..6).map(start).collect();
-    for one in all {
-        one.ended().expect(0).silently();
-    }
-    assert_eq!(log.runs().len(), 6);
-    log.assert_no_overlap();
+    databases::another_prefix_is_another_set_of_locks::<PostgreSql>();
+    let of_dlock = "prosrc LIKE '%dlock.%' AND pronamespace = 'apart'::regnamespace";
+    assert_eq!(Postgres::shared().sql(&format!("SELECT count(*) FROM pg_proc WHERE {of_dlock}")), "0");
 }
 
 #[test]

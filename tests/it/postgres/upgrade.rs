@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::{await_waiters, on, used};
+use super::{on, used};
 use crate::support::{Bed, Log, Postgres, unique, until};
 
 /// What version 3 makes.
@@ -44,8 +44,8 @@ fn a_lock_that_is_held_stays_held() {
     assert_eq!(server.sql("SELECT dlock.version()"), "5");
     assert_eq!((expires(&server, "alone"), expires(&server, "both")), (in_row, in_table), "no lease has changed");
     let next = ["alone", "both"].map(|name| server.dlock().run(name).args(log.witness(&["for=10"])).spawn());
-    await_waiters(&server, "alone", 1);
-    await_waiters(&server, "both", 2);
+    server.await_waiters("alone", 1);
+    server.await_waiters("both", 2);
 
     // What version 3 says to renew and to release.
     let renew = |name: &str, owner: &str, token| {
@@ -73,7 +73,7 @@ fn a_lease_of_version_3_ends_when_it_was_going_to() {
     let (server, log) = (older(), Log::new());
     let token = take(&server, "short", "9 s");
     let waiter = server.dlock().run("short").args(log.witness(&["for=10"])).spawn();
-    await_waiters(&server, "short", 1);
+    server.await_waiters("short", 1);
     let end = format!("SELECT extract(epoch FROM '{}'::timestamptz) * 1000000", expires(&server, "short"));
     let end: f64 = server.sql(&end).parse().unwrap();
     waiter.ended().expect(0);

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::{await_waiters, holding, on, used};
+use super::{holding, on, used};
 use crate::support::{Bed, Log, Pooler, Postgres, Proxy, Running, unique, until};
 
 fn contend(url: &str, name: &str, contenders: usize) {
@@ -51,9 +51,9 @@ fn a_dead_waiter_does_not_hold_up_the_queue() {
     let (server, name, log) = (Postgres::shared(), unique("dead"), Log::new());
     let holder = holding(&server.url(), &name, &["--ttl", "3s"], &log);
     let dead = server.dlock().run(&name).args(["--ttl", "2s"]).sh("echo no").spawn();
-    await_waiters(server, &name, 1);
+    server.await_waiters(&name, 1);
     let next = server.dlock().run(&name).args(log.witness(&["for=10"])).spawn();
-    await_waiters(server, &name, 2);
+    server.await_waiters(&name, 2);
     dead.signal(Signal::SIGKILL);
     holder.signal(Signal::SIGKILL);
     next.ended().expect(0);
@@ -73,7 +73,7 @@ fn a_waiter_that_slept_through_its_turn_asks_again() {
     let (server, name, log) = (Postgres::shared(), unique("slept"), Log::new());
     let release = held_by_sql(server, &name);
     let waiter = server.dlock().run(&name).args(["--ttl", "1s"]).args(log.witness(&["for=10"])).spawn();
-    await_waiters(server, &name, 1);
+    server.await_waiters(&name, 1);
     waiter.signal(Signal::SIGSTOP);
     release();
     let mut next = String::new();
@@ -83,7 +83,7 @@ fn a_waiter_that_slept_through_its_turn_asks_again() {
     });
     let next: u64 = next["granted|".len()..].parse().unwrap();
     waiter.signal(Signal::SIGCONT);
-    await_waiters(server, &name, 1);
+    server.await_waiters(&name, 1);
     assert_eq!(log.runs().len(), 0);
     server.sql(&format!("SELECT dlock.release('{name}', 'psql-2', {next})"));
     waiter.ended().expect(0);
@@ -99,7 +99,7 @@ fn a_grant_whose_answer_is_lost_comes_back_with_the_same_token() {
         let proxy = Proxy::to(server.port());
         let url = format!("postgres://postgres@127.0.0.1:{}/postgres{parameters}", proxy.port());
         let waiter = on(&url).run(&name).args(log.witness(&["for=10"])).spawn();
-        await_waiters(server, &name, 1);
+        server.await_waiters(&name, 1);
         // Somebody has the lock's row when the lease ends, so that the waiter's question takes its time. Other tests use
         // this server too, and other sessions may wait.
         let sit = format!("BEGIN; SELECT FROM dlock.locks WHERE name = '{name}' FOR UPDATE; SELECT pg_sleep(600)");
@@ -136,7 +136,7 @@ fn more_waiters_than_a_default_server_has_connections_all_get_their_turn() {
     let mut waiters = Vec::new();
     for count in [50, 100, 150, 200] {
         waiters.resize_with(count, start);
-        await_waiters(&server, &name, count);
+        server.await_waiters(&name, count);
     }
     holder.signal(Signal::SIGKILL);
     while !waiters.is_empty() {

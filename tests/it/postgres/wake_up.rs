@@ -3,7 +3,7 @@
 
 use nix::sys::signal::Signal;
 
-use super::{await_waiters, holding, on, used};
+use super::{holding, on, used};
 use crate::support::{Bed, Log, Pooler, Postgres, Running, unique, until};
 
 const ASLEEP: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted";
@@ -31,7 +31,7 @@ impl<'a> Queue<'a> {
         let mut waiters = Vec::new();
         for number in 0..count {
             waiters.push(start(format!("echo {number} >> order")));
-            await_waiters(server, &name, number + 1);
+            server.await_waiters(&name, number + 1);
         }
         Queue { server, name, holder, waiters, dir }
     }
@@ -90,7 +90,7 @@ fn shared_waiters_sleep_on_the_exclusive_one_before_them() {
     let holder = holding(&server.url(), &name, &[], &log);
     let start = || server.dlock().run(&name).arg("--shared").sh("exit 0").spawn();
     let waiters: Vec<_> = (0..4).map(|_| start()).collect();
-    await_waiters(&server, &name, 4);
+    server.await_waiters(&name, 4);
     until("all of them to sleep", || server.sql(ASLEEP) == "4");
     holder.signal(Signal::SIGKILL);
     for waiter in waiters {
@@ -108,7 +108,7 @@ fn a_waiter_for_one_of_many_slots_gets_the_first_that_is_free() {
         let holders: Vec<_> = (0..3).map(|_| hold()).collect();
         until("all slots to be taken", || holders.iter().all(|holder| holder.stdout() == "in\n"));
         let waiters: Vec<_> = (0..2).map(|_| server.dlock().run(&name).args(slots).sh("exit 0").spawn()).collect();
-        await_waiters(&server, &name, 2);
+        server.await_waiters(&name, 2);
         holders[position].signal(Signal::SIGTERM);
         for waiter in waiters {
             waiter.ended().expect(0);
@@ -135,7 +135,7 @@ fn a_sleeper_that_is_ended_leaves_nothing_behind() {
     queue.await_sleepers(10);
     let backend = queue.backend(8);
     queue.waiters[8].signal(Signal::SIGTERM);
-    await_waiters(&server, &queue.name, 9);
+    server.await_waiters(&queue.name, 9);
     queue.await_gone(&backend);
     queue.drain(&[8]);
 }
@@ -194,7 +194,7 @@ fn behind_a_pooler_nobody_sleeps_on_the_server() {
         let url = pooler.url(parameters);
         let holder = holding(&url, &name, &["--ttl", "3s"], &log);
         let waiters: Vec<_> = (0..3).map(|_| on(&url).run(&name).sh("exit 0").spawn()).collect();
-        await_waiters(&server, &name, 3);
+        server.await_waiters(&name, 3);
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
         assert_eq!(server.sql(locks), "0", "{parameters}");
         holder.signal(Signal::SIGKILL);

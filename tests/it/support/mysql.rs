@@ -1,27 +1,25 @@
 //! MariaDB servers: one that many tests share, and whole ones, pairs and clusters for those that break theirs.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::{Mutex, OnceLock};
+use std::process::Command;
 
-use nix::unistd::User;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use super::place::{Expect, Ground, Leader, Place, Server, Started, Urls};
-use super::{Bed, Clock, Daemon, free_port, server_home, until};
+use super::database::{
+    Database, Kind, Once, PAIR, WRONG_AUTHORITIES, WRONG_PREFIXES, as_account, copy, new_data, run, spawn,
+};
+use super::place::{Expect, Leader, Place, Server, Started, Urls};
+use super::{free_port, until};
 use crate::matrix::{Fault, faults};
 
-pub struct Mysql {
-    port: u16,
+/// Its settings are written `--key=value`.
+pub type Mysql = Database<MariaDb>;
+
+pub struct MariaDb {
     settings: Vec<String>,
-    daemon: Mutex<Daemon>,
-    clock: Option<Clock>,
     part: Part,
-    /// Dropped last: a server that ends with its test shows what it has logged.
-    dir: TempDir,
 }
 
 /// What a server is among others.
@@ -33,34 +31,6 @@ enum Part {
 }
 
 impl Mysql {
-    /// The server of all tests that do it no harm.
-    pub fn shared() -> &'static Mysql {
-        static SHARED: OnceLock<Mysql> = OnceLock::new();
-        SHARED.get_or_init(|| Mysql::with(&["--max-connections=500"]))
-    }
-
-    /// A server of one's own, with these settings (`--key=value`).
-    pub fn with(settings: &[&str]) -> Mysql {
-        Mysql::start(new_data(), settings, None)
-    }
-
-    /// With a wall clock of its own.
-    pub fn with_clock() -> Mysql {
-        Mysql::start(new_data(), &[], Some(Clock::new()))
-    }
-
-    fn start(dir: TempDir, settings: &[&str], clock: Option<Clock>) -> Mysql {
-        let settings: Vec<String> = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let server = Mysql::launch(dir, free_port(), settings, clock, Part::Alone);
-        server.await_answer();
-        server
-    }
-
-    fn launch(dir: TempDir, port: u16, settings: Vec<String>, clock: Option<Clock>, part: Part) -> Mysql {
-        let daemon = Mutex::new(launch(dir.path(), port, &settings, clock.as_ref()));
-        Mysql { port, settings, daemon, clock, part, dir }
-    }
-
     /// A server, and a replica that it does not wait for.
     pub fn with_replica() -> (Mysql, Mysql) {
         Mysql::replicated(&[], &[])
@@ -119,26 +89,25 @@ impl Mysql {
             ];
             more.to_vec()
         };
-        let first = new_data();
-        let mut begun = settings(0);
-        begun.push("--wsrep-new-cluster".to_owned());
+        let begun = [settings(0), vec!["--wsrep-new-cluster".to_owned()]].concat();
         // Its first life only makes the state that the others begin with.
-        let founder = Mysql::launch(first, ports[0][0], begun.clone(), None, Part::Node);
+        let mut founder = Mysql::launch(MariaDb::node(begun), new_data::<MariaDb>(), ports[0][0], None);
         founder.await_ready();
         {
             let mut daemon = founder.daemon.lock().unwrap();
             super::signal(daemon.pid(), nix::sys::signal::Signal::SIGTERM);
             until("the founder to stop", || daemon.has_ended());
         }
-        let copies: Vec<TempDir> = (1..3).map(|_| copy(founder.dir.path())).collect();
-        *founder.daemon.lock().unwrap() = launch(founder.dir.path(), ports[0][0], &begun, None);
+        let copies: Vec<TempDir> = (1..3).map(|_| copy::<MariaDb>(founder.dir())).collect();
+        *founder.daemon.lock().unwrap() = spawn(founder.kind.server(founder.dir(), founder.port), founder.dir(), None);
         founder.await_ready();
-        let mut nodes = vec![Mysql { settings: settings(0), ..founder }];
+        founder.kind = MariaDb::node(settings(0));
+        let mut nodes = vec![founder];
         for (n, dir) in (1..3).zip(copies) {
             let state = dir.path().join("data/grastate.dat");
             let text = std::fs::read_to_string(&state).unwrap().replace("bootstrap: 1", "bootstrap: 0");
             std::fs::write(&state, text).unwrap();
-            nodes.push(Mysql::launch(dir, ports[n][0], settings(n), None, Part::Node));
+            nodes.push(Mysql::launch(MariaDb::node(settings(n)), dir, ports[n][0], None));
         }
         nodes.iter().for_each(Mysql::await_ready);
         until("the cluster to be whole", || nodes[0].status("wsrep_cluster_size") == "3");
@@ -163,185 +132,127 @@ impl Mysql {
         self.sql(&format!("SET GLOBAL wsrep_provider_options = 'gmcast.isolate={}'", u8::from(isolated)));
     }
 
-    pub fn await_answer(&self) {
-        until("MariaDB to answer", || self.client("SELECT 1").status.success());
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("socket")
+        socket(self.dir())
     }
+}
 
-    /// As a user other than root, with more parameters.
-    pub fn url_as(&self, user: &str, parameters: &str) -> String {
-        format!("mysql://{user}@127.0.0.1:{}/jobs?{parameters}", self.port)
-    }
-
-    fn client(&self, sql: &str) -> Output {
-        let mut client = Command::new("mariadb");
-        client.args(["--no-defaults", "-uroot", "-BN", "-S"]).arg(self.socket()).args(["-D", "jobs", "-e", sql]);
-        client.output().expect("the mariadb client; see tests/run")
-    }
-
-    /// What an SQL client gets: its rows, one a line, columns between tabs; or the error.
-    pub fn try_sql(&self, sql: &str) -> Result<String, String> {
-        let done = self.client(sql);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
-        if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
-    }
-
-    #[track_caller]
-    pub fn sql(&self, sql: &str) -> String {
-        self.try_sql(sql).unwrap()
-    }
-
-    /// The numbers of dlock's connections that hold this lock.
-    pub fn connections(&self, name: &str) -> Vec<u32> {
-        let sql = format!("SELECT session FROM dlock_contenders WHERE name = '{name}' AND token IS NOT NULL");
-        self.sql(&sql).lines().map(|id| id.parse().unwrap()).collect()
-    }
-
-    /// Nobody is told; connections stay open.
-    pub fn freeze(&self) {
-        self.daemon.lock().unwrap().freeze();
-    }
-
-    pub fn thaw(&self) {
-        self.daemon.lock().unwrap().thaw();
-    }
-
-    pub fn kill(&self) {
-        self.daemon.lock().unwrap().kill();
-    }
-
-    /// After [`kill`](Self::kill), on the same port and with the same data.
-    pub fn start_again(&self) {
-        until("MariaDB to be back", || {
-            let mut daemon = self.daemon.lock().unwrap();
-            if daemon.has_ended() {
-                let mut settings = self.settings.clone();
-                if self.part != Part::Alone {
-                    settings.push(format!("--wsrep-start-position={}", self.position()));
-                }
-                *daemon = launch(self.dir.path(), self.port, &settings, self.clock.as_ref());
-            }
-            // A node may have to wait for the others before it has anything to say.
-            self.part != Part::Alone || self.client("SELECT 1").status.success()
-        });
+impl MariaDb {
+    fn node(settings: Vec<String>) -> MariaDb {
+        MariaDb { settings, part: Part::Node }
     }
 
     /// How far a killed node had come, as Debian's start script would find out.
-    fn position(&self) -> String {
-        let mut recover = server(self.dir.path(), self.port, &self.settings);
-        let said = recover.arg("--wsrep-recover").output().unwrap();
+    fn position(&self, dir: &Path, port: u16) -> String {
+        let said = self.server(dir, port).arg("--wsrep-recover").output().unwrap();
         let said = String::from_utf8_lossy(&said.stderr).into_owned() + &String::from_utf8_lossy(&said.stdout);
         let found = said.lines().find_map(|line| line.split_once("Recovered position: ").map(|(_, position)| position));
         found.unwrap_or_else(|| panic!("no position: {said}")).trim().to_owned()
     }
-
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
-    }
 }
 
-impl Bed for Mysql {
-    fn url(&self) -> String {
-        format!("mysql://root@127.0.0.1:{}/jobs", self.port)
+impl Kind for MariaDb {
+    const ACCOUNT: &'static str = "mysql";
+    const URL: [&'static str; 3] = ["mysql", "root", "jobs"];
+    const PREFIX: &'static str = "dlock_";
+    const CALL: &'static str = "CALL dlock_";
+    const BETWEEN: char = '\t';
+    const WAITS: &'static str = "token IS NULL";
+    const NULL: &'static str = "NULL";
+    const DONE: &'static str = "done";
+    const ROOMY: &'static [&'static str] = &["--max-connections=500"];
+    const END: Option<Signal> = None;
+
+    fn once() -> &'static Once<MariaDb> {
+        static ONCE: Once<MariaDb> = Once::new();
+        &ONCE
     }
 
-    fn scrawl(&self, name: &str, _owner: &str, text: &str) {
-        let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
-        self.sql(&format!(
-            "UPDATE dlock_contenders SET who = _utf8mb4 x'{hex}', renewal = renewal + 1 WHERE name = '{name}';
-             UPDATE dlock_history SET runs = _utf8mb4 x'{hex}' WHERE name = '{name}'"
-        ));
-    }
-}
-
-impl Bed for &'static Mysql {
-    fn url(&self) -> String {
-        Mysql::url(self)
-    }
-
-    fn scrawl(&self, name: &str, owner: &str, text: &str) {
-        Mysql::scrawl(self, name, owner, text);
-    }
-}
-
-/// MariaDB does not run as root, unless it is told to.
-fn account() -> (u32, u32) {
-    let me = nix::unistd::geteuid();
-    let user = if me.is_root() { User::from_name("mysql") } else { User::from_uid(me) };
-    let user = user.unwrap().expect("a user called mysql; see tests/run");
-    (user.uid.as_raw(), user.gid.as_raw())
-}
-
-fn as_account(mut command: Command) -> Command {
-    if nix::unistd::geteuid().is_root() {
-        let (uid, gid) = account();
-        command.uid(uid).gid(gid);
-    }
-    command.current_dir("/");
-    command
-}
-
-fn directory() -> TempDir {
-    let dir = server_home();
-    let (uid, gid) = account();
-    std::os::unix::fs::chown(dir.path(), Some(uid), Some(gid)).unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    dir
-}
-
-/// The set-up takes seconds, a copy of what it made does not.
-fn new_data() -> TempDir {
-    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
-    let template = TEMPLATE.get_or_init(|| {
-        let dir = directory();
-        let data = format!("--datadir={}", dir.path().join("data").display());
+    fn set_up(dir: &Path) {
+        let data = format!("--datadir={}", dir.join("data").display());
         if let Some(mysqld) = mysqld() {
             // A new MySQL knows nobody who comes over TCP, and its databases are more than directories.
-            let begin = dir.path().join("begin.sql");
+            let begin = dir.join("begin.sql");
             let sql = "CREATE DATABASE jobs;\nCREATE USER root@'127.0.0.1';\n\
                        GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n";
             std::fs::write(&begin, sql).unwrap();
-            let mut install = as_account(Command::new(mysqld));
+            let mut install = as_account::<MariaDb>(Command::new(mysqld));
             install.args(["--no-defaults", "--initialize-insecure", &data]);
-            let made = install.arg(format!("--init-file={}", begin.display())).output().unwrap();
-            assert!(made.status.success(), "{made:?}");
-            return dir;
+            return run(install.arg(format!("--init-file={}", begin.display())));
         }
         // A server that starts removes what others have in its directory for temporary tables.
-        let temporary = format!("--tmpdir={}", dir.path().display());
-        let mut install = as_account(Command::new("mariadb-install-db"));
+        let temporary = format!("--tmpdir={}", dir.display());
+        let mut install = as_account::<MariaDb>(Command::new("mariadb-install-db"));
         install.args(["--no-defaults", &data, &temporary, "--auth-root-authentication-method=normal"]);
-        install.args(["--skip-test-db", "--innodb-log-file-size=4M", "--innodb-flush-method=fsync"]);
-        let made = install.output().expect("see tests/run");
-        assert!(made.status.success(), "{made:?}");
-        let created = as_account(Command::new("mkdir")).arg(dir.path().join("data/jobs")).status().unwrap();
-        assert!(created.success());
-        dir
-    });
-    copy(template.path())
-}
-
-/// With the data of another server, which does not run.
-fn copy(from: &Path) -> TempDir {
-    let dir = directory();
-    let copied = Command::new("cp").arg("-a").arg(from.join("data")).arg(dir.path().join("data")).output();
-    assert!(copied.as_ref().is_ok_and(|done| done.status.success()), "{copied:?}");
-    dir
-}
-
-fn launch(dir: &Path, port: u16, settings: &[String], clock: Option<&Clock>) -> Daemon {
-    let mut server = server(dir, port, settings);
-    if let Some(clock) = clock {
-        clock.govern(&mut server);
+        run(install.args(["--skip-test-db", "--innodb-log-file-size=4M", "--innodb-flush-method=fsync"]));
+        run(as_account::<MariaDb>(Command::new("mkdir")).arg(dir.join("data/jobs")));
     }
-    Daemon::spawn(server, &dir.join("log"))
+
+    fn configure(_dir: &Path, _port: u16, settings: &[&str]) -> MariaDb {
+        MariaDb { settings: settings.iter().map(|&setting| setting.to_owned()).collect(), part: Part::Alone }
+    }
+
+    fn server(&self, dir: &Path, port: u16) -> Command {
+        let mut server = as_account::<MariaDb>(Command::new(mysqld().unwrap_or_else(|| "mariadbd".into())));
+        let path = |key: &str, name: &str| format!("--{key}={}", dir.join(name).display());
+        server.args(["--no-defaults", &format!("--port={port}"), "--bind-address=127.0.0.1", "--skip-name-resolve"]);
+        server.args([path("datadir", "data"), path("socket", "socket"), path("pid-file", "pid"), path("tmpdir", "")]);
+        server.args(["--innodb-buffer-pool-size=16M", "--innodb-flush-method=fsync"]);
+        match mysqld() {
+            Some(_) => server.args(["--innodb-redo-log-capacity=8M", "--mysqlx=OFF"]),
+            None => server.arg("--innodb-log-file-size=4M"),
+        };
+        server.args(&self.settings);
+        server
+    }
+
+    fn server_again(&self, dir: &Path, port: u16) -> Command {
+        let mut server = self.server(dir, port);
+        if self.part == Part::Node {
+            server.arg(format!("--wsrep-start-position={}", self.position(dir, port)));
+        }
+        server
+    }
+
+    fn answers_alone(&self) -> bool {
+        self.part == Part::Alone
+    }
+
+    fn client(dir: &Path, _port: u16, sql: &str) -> Command {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "-uroot", "-BN", "-S"]).arg(socket(dir)).args(["-D", "jobs", "-e", sql]);
+        client
+    }
+
+    fn scrawl(name: &str, text: &str) -> String {
+        let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+        format!(
+            "UPDATE dlock_contenders SET who = _utf8mb4 x'{hex}', renewal = renewal + 1 WHERE name = '{name}';
+             UPDATE dlock_history SET runs = _utf8mb4 x'{hex}' WHERE name = '{name}'"
+        )
+    }
+
+    fn end_session(number: u32) -> String {
+        format!("KILL {number}")
+    }
+
+    /// Every node of a cluster does as long as it takes part in it; dlock uses the first.
+    fn leads(server: &Mysql) -> bool {
+        match server.kind.part {
+            Part::Alone => server.try_sql("SELECT @@read_only") == Ok("0".to_owned()),
+            Part::Node => server.status("wsrep_ready") == "ON",
+        }
+    }
+
+    fn promote(server: &Mysql) {
+        if server.kind.part == Part::Alone {
+            server.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
+        }
+    }
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("socket")
 }
 
 /// The program of a MySQL that plays MariaDB's part wherever a server is alone.
@@ -349,83 +260,13 @@ fn mysqld() -> Option<OsString> {
     std::env::var_os("DLOCK_MYSQLD")
 }
 
-fn server(dir: &Path, port: u16, settings: &[String]) -> Command {
-    let mut server = as_account(Command::new(mysqld().unwrap_or_else(|| "mariadbd".into())));
-    let path = |key: &str, name: &str| format!("--{key}={}", dir.join(name).display());
-    server.args(["--no-defaults", &format!("--port={port}"), "--bind-address=127.0.0.1", "--skip-name-resolve"]);
-    server.args([path("datadir", "data"), path("socket", "socket"), path("pid-file", "pid"), path("tmpdir", "")]);
-    server.args(["--innodb-buffer-pool-size=16M", "--innodb-flush-method=fsync"]);
-    match mysqld() {
-        Some(_) => server.args(["--innodb-redo-log-capacity=8M", "--mysqlx=OFF"]),
-        None => server.arg("--innodb-log-file-size=4M"),
-    };
-    server.args(settings);
-    server
-}
-
-impl Server for Mysql {
-    fn port(&self) -> u16 {
-        Mysql::port(self)
-    }
-
-    fn freeze(&self) {
-        Mysql::freeze(self);
-    }
-
-    fn thaw(&self) {
-        Mysql::thaw(self);
-    }
-
-    fn kill(&self) {
-        Mysql::kill(self);
-    }
-
-    fn start_again(&self) {
-        Mysql::start_again(self);
-    }
-
-    fn told(&self, words: &[&str]) -> String {
-        words.iter().map(|sql| self.try_sql(sql).unwrap_or_else(|error| error)).collect()
-    }
-
-    /// Every node of a cluster does as long as it takes part in it; dlock uses the first.
-    fn leads(&self) -> bool {
-        match self.part {
-            Part::Alone => self.try_sql("SELECT @@read_only") == Ok("0".to_owned()),
-            Part::Node => self.status("wsrep_ready") == "ON",
-        }
-    }
-
-    fn promote(&self) {
-        if self.part == Part::Alone {
-            self.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
-        }
-    }
-
-    fn set_clock_ahead(&self, seconds: i64) {
-        self.clock.as_ref().unwrap().set_ahead(seconds);
-    }
-
-    fn refuses(&self, older: u64, newer: u64) -> bool {
-        let write = |token: u64| self.told(&[&format!("CALL dlock_fence('resource', {token})")]);
-        !write(newer).contains("ERROR") && write(older).contains("ERROR")
-    }
-}
-
-/// They are read where something depends on them.
-const WRONG_AUTHORITIES: &[&str] = &["/nonexistent&sslmode=verify-full", "/dev&sslmode=verify-full"];
-
 /// A database that lost its disk is another database; one that is there refuses to have rows deleted. The clock that leases
 /// count by is none that can be set.
 pub static MYSQL: Place = Place {
     name: "mysql",
     url: "mysql://root@HOSTS/jobs",
     hosts: 1,
-    start: |ground| match ground {
-        Ground::OwnClocks => Started::one(Mysql::with_clock()),
-        // Room for many contenders.
-        _ => Started::one(Mysql::with(&["--max-connections=500"])),
-    },
+    start: Mysql::on,
     independent: false,
     leader: Leader::Nobody,
     late: 16,
@@ -450,7 +291,7 @@ pub static MYSQL: Place = Place {
         path: "/db",
         wrong_paths: &["", "/", "/a`b", "/a/b"],
         wrong_values: &[
-            ("prefix", &["", "a-b", "1a", "%22", "abcdefghijklmnopqrstuvwxyzabcdefgh"]),
+            ("prefix", WRONG_PREFIXES),
             ("tls-ca", WRONG_AUTHORITIES),
             ("sslmode", &["x", "VERIFY-FULL", "require%20"]),
             // A URL with hosts names no socket.
@@ -472,19 +313,7 @@ pub static MYSQL_PAIR: Place = Place {
     },
     leader: Leader::OfPair { may_come_back: false },
     late: 32,
-    faults: &[
-        faults::ANYWHERE,
-        faults::SERVERS,
-        &[
-            Fault::LeaderKilled,
-            Fault::FollowerKilled,
-            Fault::PathFrozen,
-            Fault::PathCut,
-            Fault::PathHalfOpen,
-            Fault::PathSlowTwice,
-            Fault::GuardianStopped,
-        ],
-    ],
+    faults: &[faults::ANYWHERE, faults::SERVERS, PAIR],
     expect: &[],
     exit_codes: &[(Fault::FollowerKilled, &[79])],
     short: &[&[Fault::LeaderKilled, Fault::FollowerKilled]],

@@ -4,7 +4,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::postgres::{as_postgres, directory};
+use super::database::{as_account, directory};
+use super::postgres::PostgreSql;
 use super::{Daemon, Postgres, free_port, until};
 
 /// A transaction pooler in front of a server.
@@ -17,7 +18,7 @@ pub struct Pooler {
 impl Pooler {
     /// Lends each transaction one of two connections.
     pub fn to(server: &Postgres) -> Pooler {
-        let (dir, port) = (directory(), free_port());
+        let (dir, port) = (directory::<PostgreSql>(), free_port());
         let config = dir.path().join("pgbouncer.ini");
         let text = format!(
             "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
@@ -25,7 +26,7 @@ impl Pooler {
             server.port()
         );
         std::fs::write(&config, text).unwrap();
-        let mut pgbouncer = as_postgres(Command::new("pgbouncer"));
+        let mut pgbouncer = as_account::<PostgreSql>(Command::new("pgbouncer"));
         pgbouncer.arg(config);
         let daemon = Daemon::spawn(pgbouncer, &dir.path().join("log"));
         until("the pooler to listen", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
