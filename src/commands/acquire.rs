@@ -10,7 +10,7 @@ use serde_json::json;
 use super::block_on;
 use super::run::{is_inside, take};
 use crate::backend::{Lease, Reheld, within};
-use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, RunArgs};
+use crate::cli::{AcquireArgs, Acquired, RenewArgs, RunArgs};
 use crate::clock::millis;
 use crate::config::{Layers, RunJob, Service, values};
 use crate::exit::{Exit, Fault};
@@ -54,7 +54,7 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
     exit
 }
 
-pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
+pub fn renew(args: RenewArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let ttl = layers.ttl(&args.ttl)?;
     LeaseTiming::new(ttl, None).context(Fault::Usage)?;
     let service = layers.service(None)?;
@@ -62,9 +62,9 @@ pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
     change(&service, &name, &owner, if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) })
 }
 
-pub fn release(args: ReleaseArgs, mut layers: Layers) -> Result<Exit> {
+pub fn release(args: Acquired, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let service = layers.service(None)?;
-    let (name, owner) = (values::lock("release", &args.lock.named)?, owner(args.lock.owner)?);
+    let (name, owner) = (values::lock("release", &args.named)?, owner(args.owner)?);
     change(&service, &name, &owner, Extension::End)
 }
 

@@ -16,7 +16,9 @@ use crate::clock::millis;
 use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, LockState, State, rfc3339};
-use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since};
+use crate::report::{
+    Voice, brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since,
+};
 
 /// The better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -59,7 +61,7 @@ struct Limits {
     warn: Option<f64>,
 }
 
-pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
+pub fn check(args: CheckArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let wanted = values::locks(&args.locks)?;
     if wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock check NAME, or for all locks: dlock check '*'"));

@@ -19,7 +19,7 @@ use crate::config::{Layers, Service, values};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{self, Priority, possible_priority};
 use crate::lock::{Grant, Identity, LeaseTiming, LockState, Mode, State};
-use crate::report::{causes, describe, escape, print, print_json};
+use crate::report::{Voice, causes, describe, escape, print, print_json};
 
 const PROBE: &str = "dlock-doctor";
 
@@ -35,7 +35,7 @@ struct Report {
     broken: Option<Exit>,
 }
 
-pub fn doctor(args: &DoctorArgs, mut layers: Layers) -> Result<Exit> {
+pub fn doctor(args: DoctorArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let ttl = layers.ttl(&args.ttl)?;
     let kill_after = layers.option("kill-after", &None, values::duration, "")?;
     let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;

@@ -19,14 +19,14 @@ use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
 use crate::cli::FenceArgs;
-use crate::config::values;
+use crate::config::{Layers, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(args: &FenceArgs, voice: &mut Voice) -> Result<Exit> {
-    let token = token(args)?;
+pub fn fence(args: FenceArgs, _: Layers, voice: &mut Voice) -> Result<Exit> {
+    let token = token(&args)?;
     let place = mark_of(&args.resource)?;
     let path = place.path();
     let mut mark = open(&place)?;

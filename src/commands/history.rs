@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use super::block_on;
 use super::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::backend::{Forget, Forgotten, within};
-use crate::cli::{ForgetArgs, HistoryArgs};
+use crate::cli::{HistoryArgs, Named};
 use crate::clock::millis;
 use crate::config::{Color, Layers, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LastRun, LockName, LockState, rfc3339};
-use crate::report::{brief, date_and_age, escape, how_it_ended, print, print_json, whose};
+use crate::report::{Voice, brief, date_and_age, escape, how_it_ended, print, print_json, whose};
 
 const COLUMNS: usize = 5;
 const BAR: usize = 2;
 static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
-pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
+pub fn history(args: HistoryArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let forget_once = flag("--forget-once", &args.forget_once, values::once_key)?;
     let limit = flag("--limit", &args.limit, values::count)?;
     let service = layers.service(None)?;
@@ -40,8 +40,8 @@ pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
     Ok(Exit::OK)
 }
 
-pub fn forget(args: ForgetArgs, mut layers: Layers) -> Result<Exit> {
-    let name = values::lock("forget", &args.named)?;
+pub fn forget(named: Named, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
+    let name = values::lock("forget", &named)?;
     forget_from(&layers.service(None)?, &name, &Forget::Everything)
 }
 

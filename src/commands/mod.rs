@@ -17,9 +17,10 @@ mod words;
 use std::future::Future;
 
 use anyhow::{Context, Result};
+use clap::Args;
 use clap::error::ErrorKind;
 
-use crate::cli::{self, Cli, Common, Verb};
+use crate::cli::{self, Cli, Common, Flags, Verb};
 use crate::config::{Layers, RunJob, values, variable};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, NobodyReads, Voice, print};
@@ -28,24 +29,24 @@ pub use generate::PAGES;
 /// Does what was typed. The one place where the verbs are told apart.
 pub fn dispatch(verb: Verb) -> Exit {
     match verb {
-        Verb::Run(args) => with(args.common.clone(), |layers, voice| {
+        Verb::Run(flags) => with(*flags, |args, layers, voice| {
             let explain = args.explain;
-            let job = RunJob::from_args(*args, layers)?;
+            let job = RunJob::from_args(args, layers)?;
             if explain { explain::explain(&job) } else { run::run(job, voice) }
         }),
-        Verb::Status(args) => with(args.common.clone(), |layers, voice| status::status(args, layers, voice)),
-        Verb::History(args) => with(args.common.clone(), |layers, _| history::history(args, layers)),
-        Verb::Check(args) => with(args.common.clone(), |layers, _| check::check(&args, layers)),
-        Verb::Forget(args) => with(args.common.clone(), |layers, _| history::forget(args, layers)),
-        Verb::ForceRelease(args) => with(args.common.clone(), |layers, _| force_release::force_release(&args, layers)),
-        Verb::Acquire(args) => with(args.common.clone(), |layers, voice| acquire::acquire(args, layers, voice)),
-        Verb::Renew(args) => with(args.common.clone(), |layers, _| acquire::renew(args, layers)),
-        Verb::Release(args) => with(args.common.clone(), |layers, _| acquire::release(args, layers)),
-        Verb::Doctor(args) => with(args.common.clone(), |layers, _| doctor::doctor(&args, layers)),
+        Verb::Status(flags) => with(flags, status::status),
+        Verb::History(flags) => with(flags, history::history),
+        Verb::Check(flags) => with(flags, check::check),
+        Verb::Forget(flags) => with(flags, history::forget),
+        Verb::ForceRelease(flags) => with(flags, force_release::force_release),
+        Verb::Acquire(flags) => with(flags, acquire::acquire),
+        Verb::Renew(flags) => with(flags, acquire::renew),
+        Verb::Release(flags) => with(flags, acquire::release),
+        Verb::Doctor(flags) => with(flags, doctor::doctor),
         Verb::Words { line } => exit_of(words::words(&line), plain_voice()),
-        Verb::Fence(args) => {
-            let common = Common { log: args.log.clone(), ..Common::default() };
-            with(common, |_, voice| fence::fence(&args, voice))
+        Verb::Fence(own) => {
+            let common = Common { log: own.log.clone(), ..Common::default() };
+            with(Flags { own, common }, fence::fence)
         }
         Verb::Completions { shell, .. } => exit_of(generate::completions(shell), plain_voice()),
         Verb::Man { page, .. } => exit_of(generate::man(page.as_deref()), plain_voice()),
@@ -57,10 +58,10 @@ pub fn dispatch(verb: Verb) -> Exit {
 }
 
 /// Does the work of a verb with the configuration.
-fn with(typed: Common, work: impl FnOnce(Layers, &mut Voice) -> Result<Exit>) -> Exit {
-    let loaded = Layers::load(typed).and_then(|mut layers| Ok((layers.voice()?, layers)));
+fn with<A: Args>(typed: Flags<A>, work: impl FnOnce(A, Layers, &mut Voice) -> Result<Exit>) -> Exit {
+    let loaded = Layers::load(typed.common).and_then(|mut layers| Ok((layers.voice()?, layers)));
     match loaded {
-        Ok((mut voice, layers)) => exit_of(work(layers, &mut voice), voice),
+        Ok((mut voice, layers)) => exit_of(work(typed.own, layers, &mut voice), voice),
         Err(error) => exit_of(Err(error), plain_voice()),
     }
 }
