@@ -146,12 +146,9 @@ fn durations(runs: &[&LastRun]) -> Vec<Duration> {
 }
 
 fn median(sorted: &[Duration]) -> Option<Duration> {
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2),
-    }
+    // Of an odd number of runs, both are the same.
+    let (below, above) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);
+    Some((sorted[below] + sorted[above]) / 2)
 }
 
 #[cfg(test)]

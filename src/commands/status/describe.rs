@@ -57,13 +57,10 @@ fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
     if let Some(at) = holder.acquired_at {
         lines.push(("since", date_and_age(at)));
     }
-    match (holder.ttl, holder.expires_in) {
-        (Some(ttl), Some(left)) => {
-            lines.push(("lease", format!("{}, ends in {} unless renewed", brief(ttl), brief(left))))
-        }
-        (Some(ttl), None) => lines.push(("lease", brief(ttl))),
-        (None, Some(left)) => lines.push(("lease", format!("ends in {} unless renewed", brief(left)))),
-        (None, None) => {}
+    let ends = holder.expires_in.map(|left| format!("ends in {} unless renewed", brief(left)));
+    let lease: Vec<_> = holder.ttl.map(brief).into_iter().chain(ends).collect();
+    if !lease.is_empty() {
+        lines.push(("lease", lease.join(", ")));
     }
     if let Some(token) = holder.fencing_token {
         lines.push(("token", token.to_string()));
