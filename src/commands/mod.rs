@@ -71,21 +71,15 @@ fn exit_of(done: Result<Exit>, voice: Voice) -> Exit {
     match done {
         Ok(exit) => exit,
         Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => failed(&error, Fault::of(&error), voice),
+        Err(error) => failed(&error, voice),
     }
 }
 
 /// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.
 fn plain_voice() -> Voice {
     let mut ours = typed().take_while(|word| word != "--");
-    let flag = loop {
-        match ours.next() {
-            Some(word) if word == "--log" => break ours.next(),
-            Some(word) if word.starts_with("--log=") => break word.strip_prefix("--log=").map(ToOwned::to_owned),
-            Some(_) => {}
-            None => break None,
-        }
-    };
+    let flag = ours.find(|word| word == "--log" || word.starts_with("--log="));
+    let flag = flag.and_then(|word| word.strip_prefix("--log=").map(ToOwned::to_owned).or_else(|| ours.next()));
     let wanted = flag.or_else(|| std::env::var(variable("log")).ok());
     let format = wanted.and_then(|format| values::choice(&format).ok()).unwrap_or(Format::Text);
     Voice::new(format, Loudness::Normal)
@@ -93,21 +87,25 @@ fn plain_voice() -> Voice {
 
 /// What was typed is no call of dlock, or asks for help.
 pub fn usage_error(error: &clap::Error) -> Exit {
-    if error.kind() == ErrorKind::DisplayHelp {
-        let _ = error.print();
-        return Exit::OK;
+    match error.kind() {
+        ErrorKind::DisplayHelp => {
+            let _ = error.print();
+            Exit::OK
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            Fault::Usage.exit()
+        }
+        ErrorKind::DisplayVersion => {
+            let in_full = typed().any(|word| word == "--verbose" || word == "-v");
+            let _ = print(if in_full { generate::verbose() } else { generate::version() });
+            Exit::OK
+        }
+        _ => {
+            let mistake = cli::mistake(error, &typed().collect::<Vec<_>>());
+            exit_of(Err(Fault::Usage.because(mistake)), plain_voice())
+        }
     }
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _ = error.print();
-        return Fault::Usage.exit();
-    }
-    if error.kind() == ErrorKind::DisplayVersion {
-        let in_full = typed().any(|word| word == "--verbose" || word == "-v");
-        let _ = print(if in_full { generate::verbose() } else { generate::version() });
-        return Exit::OK;
-    }
-    let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));
-    failed(&mistake, Fault::Usage, plain_voice())
 }
 
 fn typed() -> impl Iterator<Item = String> {
@@ -115,16 +113,13 @@ fn typed() -> impl Iterator<Item = String> {
 }
 
 /// Reports that dlock has failed, or was not understood, in the way that whoever calls the verb expects.
-fn failed(error: &anyhow::Error, fault: Fault, mut voice: Voice) -> Exit {
-    let verb = typed().next();
+fn failed(error: &anyhow::Error, mut voice: Voice) -> Exit {
+    let (verb, exit) = (typed().next(), Fault::of(error).exit());
     if verb.as_deref() == Some("check") {
         return check::unknown(error);
     }
     voice.error(error);
-    match verb.as_deref() {
-        Some("acquire") => acquire::fail_the_eval(fault.exit()),
-        _ => fault.exit(),
-    }
+    if verb.as_deref() == Some("acquire") { acquire::fail_the_eval(exit) } else { exit }
 }
 
 /// For verbs that ask a backend a question or two and need no keeper.
