@@ -65,20 +65,13 @@ impl Voice {
         Voice { drawn: self.live, hooks: None, ..*self }
     }
 
-    pub fn tell(&mut self, name: &LockName, event: &Event) {
-        self.line(Some(name), event);
-    }
-
-    /// The same where no lock is spoken of.
-    pub fn say(&mut self, event: &Event) {
-        self.line(None, event);
-    }
-
     pub fn error(&mut self, error: &anyhow::Error) {
-        self.line(None, &failure(error));
+        self.tell(None, &failure(error));
     }
 
-    fn line(&mut self, name: Option<&LockName>, event: &Event) {
+    /// The name is that of the lock, if the event is about one.
+    pub fn tell<'a>(&mut self, name: impl Into<Option<&'a LockName>>, event: &Event) {
+        let name = name.into();
         let has_hook = event.level != Level::Info || matches!(event.kind, "acquired" | "released");
         if let Some(hooks) = self.hooks.as_ref().filter(|_| has_hook) {
             hooks.call(event.kind, &json_line(name, event));
@@ -136,20 +129,20 @@ impl Voice {
     }
 }
 
+/// What to do about a backend that cannot be reached.
+pub const CHECK_SERVER: &str = "check that the server runs and that the URL is right, or raise --connect-timeout";
+
 fn failure(error: &anyhow::Error) -> Event {
     let fault = Fault::of(error);
-    let hint = match fault {
-        Fault::Unreachable => "; check that the server runs and that the URL is right, or raise --connect-timeout",
-        _ => "",
-    };
     let text = match fault {
         // "usage" and the like would only repeat what the sentence behind them says.
         Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
             causes(error, &fault.to_string())
         }
+        Fault::Unreachable => format!("{}; {CHECK_SERVER}", causes(error, "")),
         _ => causes(error, ""),
     };
-    Event::failed(format!("{text}{hint}"), fault.exit().code())
+    Event::failed(text, fault.exit().code())
 }
 
 /// A pipe that can be written to has room for this many bytes.
@@ -201,13 +194,11 @@ impl Display for NobodyReads {
     }
 }
 
-impl std::error::Error for NobodyReads {}
-
 /// Writes to standard output; fails with [`NobodyReads`] when that leads nowhere any more.
 pub fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(anyhow::Error::msg(NobodyReads)),
         written => written.context("cannot write to standard output"),
     }
 }

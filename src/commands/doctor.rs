@@ -19,7 +19,7 @@ use crate::config::{Layers, Service, values};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{self, Priority, possible_priority};
 use crate::lock::{Grant, Identity, LeaseTiming, LockState, Mode, State};
-use crate::report::{Voice, causes, describe, escape, print, print_json};
+use crate::report::{CHECK_SERVER, Voice, causes, describe, escape, print, print_json};
 
 const PROBE: &str = "dlock-doctor";
 
@@ -160,9 +160,7 @@ impl Report {
         let (exit, advice) = match Fault::of(error) {
             Fault::Refused => (Fault::Refused, "check the user, the password, the certificates and their permissions"),
             Fault::Config => (Fault::Config, "check the URL and the config file"),
-            _ => {
-                (Fault::Unreachable, "check that the server runs and that the URL is right, or raise --connect-timeout")
-            }
+            _ => (Fault::Unreachable, CHECK_SERVER),
         };
         self.broken.get_or_insert(exit.exit());
         self.checkup.findings.push(Finding::broken(check, causes(error, ""), consequence, advice));

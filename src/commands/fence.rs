@@ -45,7 +45,7 @@ pub fn fence(args: FenceArgs, _: Layers, voice: &mut Voice) -> Result<Exit> {
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
     let (program, arguments) = args.argv.split_first().context("no command")?;
     let error = Command::new(program).args(arguments).exec();
-    voice.say(&Event::not_started(&program.to_string_lossy(), &error));
+    voice.tell(None, &Event::not_started(&program.to_string_lossy(), &error));
     Ok(Exit::of_exec(&error))
 }
 
@@ -71,7 +71,7 @@ fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Re
     let (mark_path, resource, mut voice) = (path.display().to_string(), resource.display().to_string(), voice.clone());
     let watcher = std::thread::spawn(move || {
         if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            voice.say(&Event::fence_busy(&resource, &mark_path));
+            voice.tell(None, &Event::fence_busy(&resource, &mark_path));
         }
     });
     let locked = mark.lock();

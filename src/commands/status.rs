@@ -18,7 +18,6 @@ use crate::config::{Color, Layers, Layout, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
-use prometheus::Exposition;
 use table::LockTable;
 
 /// What is to be shown, and how.
@@ -26,9 +25,12 @@ struct Query {
     service: Service,
     /// All there are, if nothing is selected.
     wanted: Vec<Selector>,
-    /// `None`: a table, or the description of one lock on a terminal.
-    layout: Option<Layout>,
     held: bool,
+    layout: Layout,
+    /// A table on a terminal: all locks are laid out together, and sorted.
+    on_terminal: bool,
+    /// A terminal gets a description of the only lock that was asked for.
+    describe: bool,
     color: Color,
     /// What has to be typed to reach the same backend again.
     backend_flag: String,
@@ -52,7 +54,10 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
         Some(profile) => format!("-b {profile} "),
         None => String::new(),
     };
-    let query = &Query { service, wanted, layout, held: args.held, color, backend_flag };
+    let describe = layout.is_none() && !args.held && matches!(wanted.as_slice(), [Selector::Name(_)]);
+    let layout = layout.unwrap_or(Layout::Table);
+    let on_terminal = layout == Layout::Table && std::io::stdout().is_terminal();
+    let query = &Query { service, wanted, held: args.held, layout, on_terminal, describe, color, backend_flag };
     let mut backend = query.service.open()?;
     block_on(async {
         if let Some(every) = watch_every {
@@ -60,11 +65,11 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
         }
         let screen = Screen::of_stdout(query.color);
         let mut held = false;
-        if is_table_on_terminal(query) {
+        if query.on_terminal {
             let picture = whole_picture(query, backend.as_mut()).await?;
             held = picture.iter().any(is_held);
             print(match picture.as_slice() {
-                [only] if wants_description(query) => describe::describe(only, query, screen),
+                [only] if query.describe => describe::describe(only, query, screen),
                 all => as_table(query, all, screen),
             })?;
         } else {
@@ -74,7 +79,7 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
                 printer.add(&page)
             })
             .await?;
-            printer.finish(query)?;
+            printer.finish()?;
         }
         for selector in &query.wanted {
             if let Selector::Name(name) = selector
@@ -87,18 +92,8 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
     })
 }
 
-/// Pages are laid out together and sorted there.
-fn is_table_on_terminal(query: &Query) -> bool {
-    matches!(query.layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal()
-}
-
 fn is_held(state: &LockState) -> bool {
     state.state != State::Free
-}
-
-/// One lock was asked for, and nothing was said about how to show it.
-fn wants_description(query: &Query) -> bool {
-    query.layout.is_none() && !query.held && matches!(query.wanted.as_slice(), [Selector::Name(_)])
 }
 
 async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {
@@ -107,7 +102,7 @@ async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice:
         match whole_picture(query, backend).await {
             Ok(picture) => {
                 if trouble.take().is_some() {
-                    voice.say(&Event::recovered());
+                    voice.tell(None, &Event::recovered());
                 }
                 draw(query, &picture, drawn)?;
                 drawn = true;
@@ -117,7 +112,7 @@ async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice:
             Err(error) => {
                 let why = Some(causes(&error, ""));
                 if why != trouble {
-                    voice.say(&Event::waiting_for_backend(why.as_deref().unwrap_or_default()));
+                    voice.tell(None, &Event::waiting_for_backend(why.as_deref().unwrap_or_default()));
                     trouble = why;
                 }
             }
@@ -145,7 +140,7 @@ async fn whole_picture(query: &Query, backend: &mut dyn Backend) -> Result<Vec<L
         Ok(())
     })
     .await?;
-    if is_table_on_terminal(query) {
+    if query.on_terminal {
         table::sort(&mut all);
     }
     Ok(all)
@@ -161,10 +156,10 @@ fn as_table(query: &Query, picture: &[LockState], screen: Screen) -> String {
 /// In the place of what a terminal shows already, and never more than it has room for.
 fn draw(query: &Query, picture: &[LockState], again: bool) -> Result<()> {
     let screen = Screen { strict: true, ..Screen::of_stdout(query.color) };
-    if !is_table_on_terminal(query) {
+    if !query.on_terminal {
         let mut printer = Printer::new(query, screen);
         printer.add(picture)?;
-        return printer.finish(query);
+        return printer.finish();
     }
     let text = on_one_screen(&as_table(query, picture, screen), screen.height);
     // A terminal that is told to clear itself moves what it shows to where one can scroll back to: that is wanted once.
@@ -191,51 +186,45 @@ fn nothing(query: &Query) -> &'static str {
     }
 }
 
-/// Prints pages as they come.
-enum Printer {
-    Table { table: Box<LockTable>, printed: usize },
-    Json { printed: usize },
-    Prometheus(Box<Exposition>),
+/// Prints pages as they come. But all samples of a metric stand together: metrics wait until every lock is known, so that
+/// whoever collects them never gets half of them.
+struct Printer<'a> {
+    query: &'a Query,
+    table: LockTable,
+    samples: Vec<prometheus::Samples>,
+    printed: usize,
 }
 
-impl Printer {
-    fn new(query: &Query, screen: Screen) -> Printer {
-        match query.layout {
-            None | Some(Layout::Table) => Printer::Table { table: Box::new(LockTable::new(screen)), printed: 0 },
-            Some(Layout::Json) => Printer::Json { printed: 0 },
-            Some(Layout::Prometheus) => {
-                Printer::Prometheus(Box::new(Exposition::new(&query.service.address.to_string())))
-            }
-        }
+impl Printer<'_> {
+    fn new(query: &Query, screen: Screen) -> Printer<'_> {
+        Printer { query, table: LockTable::new(screen), samples: Vec::new(), printed: 0 }
     }
 
     fn add(&mut self, states: &[LockState]) -> Result<()> {
-        match self {
-            Printer::Table { .. } if states.is_empty() => Ok(()),
-            Printer::Table { table, printed } => {
-                *printed += states.len();
-                print(table.of(states))
-            }
-            Printer::Json { printed } => {
+        match self.query.layout {
+            Layout::Table if !states.is_empty() => print(self.table.of(states))?,
+            Layout::Table => {}
+            Layout::Json => {
                 let mut text = String::new();
-                for state in states {
-                    text += if *printed == 0 { "[" } else { ",\n " };
+                for (at, state) in states.iter().enumerate() {
+                    text += if self.printed + at == 0 { "[" } else { ",\n " };
                     text += &json_escaped(&serde_json::to_string(state)?);
-                    *printed += 1;
                 }
-                print(text)
+                print(text)?;
             }
-            Printer::Prometheus(exposition) => exposition.add(states),
+            Layout::Prometheus => self.samples.extend(states.iter().map(prometheus::samples)),
         }
+        self.printed += states.len();
+        Ok(())
     }
 
-    fn finish(self, query: &Query) -> Result<()> {
-        match self {
-            Printer::Table { printed: 0, .. } => print(nothing(query)),
-            Printer::Table { .. } => Ok(()),
-            Printer::Json { printed: 0 } => print("[]\n"),
-            Printer::Json { .. } => print("]\n"),
-            Printer::Prometheus(exposition) => exposition.finish(),
+    fn finish(self) -> Result<()> {
+        match (self.query.layout, self.printed) {
+            (Layout::Table, 0) => print(nothing(self.query)),
+            (Layout::Table, _) => Ok(()),
+            (Layout::Json, 0) => print("[]\n"),
+            (Layout::Json, _) => print("]\n"),
+            (Layout::Prometheus, _) => prometheus::expose(&self.query.service.address.to_string(), &self.samples),
         }
     }
 }
