@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock;
 use crate::exit::Fault;
@@ -161,12 +161,14 @@ fn json_line(name: Option<&LockName>, event: &Event) -> String {
     let (mut text, mut fields) = (event.text.clone(), event.fields.clone());
     loop {
         let mut object = json!({"time": time, "level": level, "event": kind, "name": name, "message": text});
-        object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
+        if let (Some(object), Some(fields)) = (object.as_object_mut(), fields.as_object()) {
+            object.extend(fields.clone());
+        }
         let line = json_escaped(&object.to_string()) + "\n";
         match text.chars().count() / 2 {
             _ if line.len() <= ROOM => return line,
-            0 if fields.is_empty() => return line,
-            0 => fields.clear(),
+            0 if fields.is_null() => return line,
+            0 => fields = Value::Null,
             half => text = text.chars().take(half).collect(),
         }
     }
@@ -240,8 +242,6 @@ fn terminal_width() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     #[test]
