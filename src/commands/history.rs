@@ -114,19 +114,14 @@ fn row(run: &LastRun, longest: Option<Duration>) -> Row<COLUMNS> {
 
 /// What does not fit into a column, each on a line of its own below the run.
 fn remarks(run: &LastRun) -> String {
-    let mut text = String::new();
-    if let Some(note) = &run.note {
-        text += &format!("  note: {}\n", escape(note));
-    }
-    if let Some(reason) = &run.reason {
-        let by = run.revoked_by.as_deref().unwrap_or("an operator");
-        let at = run.revoked_at.map(|at| format!(" at {}", rfc3339::in_words(at))).unwrap_or_default();
-        text += &format!("  {}\n", escape(format_args!("taken away by {by}{at}: {reason}")));
-    }
-    if let Some(key) = &run.once {
-        text += &format!("  once: {}\n", escape(key));
-    }
-    text
+    let by = run.revoked_by.as_deref().unwrap_or("an operator");
+    let at = run.revoked_at.map(|at| format!(" at {}", rfc3339::in_words(at))).unwrap_or_default();
+    let remarks = [
+        run.note.as_ref().map(|note| format!("note: {note}")),
+        run.reason.as_ref().map(|reason| format!("taken away by {by}{at}: {reason}")),
+        run.once.as_ref().map(|key| format!("once: {key}")),
+    ];
+    remarks.into_iter().flatten().map(|remark| format!("  {}\n", escape(remark))).collect()
 }
 
 /// As long as the run compared with the longest; something for each.
