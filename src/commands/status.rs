@@ -54,33 +54,24 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
         Some(profile) => format!("-b {profile} "),
         None => String::new(),
     };
-    let describe = layout.is_none() && !args.held && matches!(wanted.as_slice(), [Selector::Name(_)]);
+    let on_terminal = matches!(layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal();
+    let is_one = !args.held && matches!(wanted.as_slice(), [Selector::Name(_)]);
+    let describe = on_terminal && layout.is_none() && is_one;
     let layout = layout.unwrap_or(Layout::Table);
-    let on_terminal = layout == Layout::Table && std::io::stdout().is_terminal();
     let query = &Query { service, wanted, held: args.held, layout, on_terminal, describe, color, backend_flag };
     let mut backend = query.service.open()?;
     block_on(async {
         if let Some(every) = watch_every {
             return watch(query, every.max(Duration::from_millis(100)), backend.as_mut(), voice).await;
         }
-        let screen = Screen::of_stdout(query.color);
+        let mut printer = Printer::new(query, Screen::of_stdout(query.color));
         let mut held = false;
-        if query.on_terminal {
-            let picture = whole_picture(query, backend.as_mut()).await?;
-            held = picture.iter().any(is_held);
-            print(match picture.as_slice() {
-                [only] if query.describe => describe::describe(only, query, screen),
-                all => as_table(query, all, screen),
-            })?;
-        } else {
-            let mut printer = Printer::new(query, screen);
-            each_wanted(query, backend.as_mut(), |page| {
-                held |= page.iter().any(is_held);
-                printer.add(&page)
-            })
-            .await?;
-            printer.finish()?;
-        }
+        each_wanted(query, backend.as_mut(), |states| {
+            held |= states.iter().any(is_held);
+            printer.add(&states)
+        })
+        .await?;
+        printer.finish()?;
         for selector in &query.wanted {
             if let Selector::Name(name) = selector
                 && let Some(lock) = held_by_root(&query.service.address, name)
@@ -99,8 +90,13 @@ fn is_held(state: &LockState) -> bool {
 async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
-        match whole_picture(query, backend).await {
-            Ok(picture) => {
+        let mut picture = Vec::new();
+        let fetched = each_wanted(query, backend, |states| {
+            picture.extend(states);
+            Ok(())
+        });
+        match fetched.await {
+            Ok(()) => {
                 if trouble.take().is_some() {
                     voice.tell(None, &Event::recovered());
                 }
@@ -121,36 +117,24 @@ async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice:
     }
 }
 
+/// Hands over the locks that were asked for: page by page or, for a terminal, all of them, sorted.
 async fn each_wanted(
     query: &Query,
     backend: &mut dyn Backend,
     mut show: impl FnMut(Vec<LockState>) -> Result<()>,
 ) -> Result<()> {
+    let mut all = Vec::new();
     each_page(&query.wanted, query.service.patience.connect, backend, |mut page| {
         page.retain(|state| !query.held || is_held(state));
+        if query.on_terminal {
+            all.extend(page);
+            return Ok(());
+        }
         show(page)
     })
-    .await
-}
-
-async fn whole_picture(query: &Query, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
-    let mut all = Vec::new();
-    each_wanted(query, backend, |page| {
-        all.extend(page);
-        Ok(())
-    })
     .await?;
-    if query.on_terminal {
-        table::sort(&mut all);
-    }
-    Ok(all)
-}
-
-fn as_table(query: &Query, picture: &[LockState], screen: Screen) -> String {
-    match picture {
-        [] => nothing(query).to_owned(),
-        _ => LockTable::new(screen).of(picture),
-    }
+    table::sort(&mut all);
+    if query.on_terminal { show(all) } else { Ok(()) }
 }
 
 /// In the place of what a terminal shows already, and never more than it has room for.
@@ -161,7 +145,8 @@ fn draw(query: &Query, picture: &[LockState], again: bool) -> Result<()> {
         printer.add(picture)?;
         return printer.finish();
     }
-    let text = on_one_screen(&as_table(query, picture, screen), screen.height);
+    let table = if picture.is_empty() { nothing(query).to_owned() } else { LockTable::new(screen).of(picture) };
+    let text = on_one_screen(&table, screen.height);
     // A terminal that is told to clear itself moves what it shows to where one can scroll back to: that is wanted once.
     let clear = if again { "" } else { "\x1b[2J" };
     print(format!("{clear}\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")))
@@ -190,6 +175,7 @@ fn nothing(query: &Query) -> &'static str {
 /// whoever collects them never gets half of them.
 struct Printer<'a> {
     query: &'a Query,
+    screen: Screen,
     table: LockTable,
     samples: Vec<prometheus::Samples>,
     printed: usize,
@@ -197,14 +183,17 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn new(query: &Query, screen: Screen) -> Printer<'_> {
-        Printer { query, table: LockTable::new(screen), samples: Vec::new(), printed: 0 }
+        Printer { query, screen, table: LockTable::new(screen), samples: Vec::new(), printed: 0 }
     }
 
     fn add(&mut self, states: &[LockState]) -> Result<()> {
-        match self.query.layout {
-            Layout::Table if !states.is_empty() => print(self.table.of(states))?,
-            Layout::Table => {}
-            Layout::Json => {
+        match (self.query.layout, states) {
+            (Layout::Table, []) => {}
+            (Layout::Table, [only]) if self.query.describe => {
+                print(describe::describe(only, self.query, self.screen))?;
+            }
+            (Layout::Table, _) => print(self.table.of(states))?,
+            (Layout::Json, _) => {
                 let mut text = String::new();
                 for (at, state) in states.iter().enumerate() {
                     text += if self.printed + at == 0 { "[" } else { ",\n " };
@@ -212,7 +201,7 @@ impl Printer<'_> {
                 }
                 print(text)?;
             }
-            Layout::Prometheus => self.samples.extend(states.iter().map(prometheus::samples)),
+            (Layout::Prometheus, _) => self.samples.extend(states.iter().map(prometheus::samples)),
         }
         self.printed += states.len();
         Ok(())
