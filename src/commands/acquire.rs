@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::block_on;
 use super::run::{is_inside, take};
-use crate::backend::{Backend, Lease, Reheld, within};
+use crate::backend::{Backend, Reheld, within};
 use crate::cli::{AcquireArgs, Acquired, RenewArgs, RunArgs};
 use crate::clock::millis;
 use crate::config::{Layers, RunJob, values};
@@ -33,11 +33,19 @@ pub fn acquire(args: AcquireArgs, layers: Layers, voice: &mut Voice) -> Result<E
         Ok(lease) => lease,
         Err(exit) => return Ok(fail_the_eval(exit)),
     };
-    let printed = print(if args.json { json_of(&lease) } else { assignments(&lease) });
-    if printed.is_err() {
+    let (name, owner, token, slot) = (&lease.name, &lease.owner, lease.token, lease.slot);
+    let text = if args.json {
+        let ttl = millis(lease.grant.ttl);
+        format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": slot, "ttl_ms": ttl}))
+    } else {
+        // Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.
+        let slot = slot.map(|slot| format!("DLOCK_SLOT={slot}\n")).unwrap_or_default();
+        format!("DLOCK_NAME={name}\nDLOCK_OWNER={owner}\nDLOCK_FENCING_TOKEN={token}\n{slot}")
+    };
+    if print(text).is_err() {
         // Nobody was told of this lock, so nobody would release it.
         let mut backend = service.open()?;
-        block_on(within(service.patience.connect, backend.rehold(&lease.name, &lease.owner, Duration::ZERO)))?;
+        block_on(within(service.patience.connect, backend.rehold(name, owner, Duration::ZERO)))?;
         return Err(Fault::Internal.because("cannot write to standard output: the lock was released again"));
     }
     Ok(Exit::OK)
@@ -110,17 +118,4 @@ async fn rehold(
         }
     };
     Err(Fault::NotOurs.because(why))
-}
-
-/// Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.
-fn assignments(lease: &Lease) -> String {
-    let slot = lease.slot.map(|slot| format!("DLOCK_SLOT={slot}\n")).unwrap_or_default();
-    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
-    format!("DLOCK_NAME={name}\nDLOCK_OWNER={owner}\nDLOCK_FENCING_TOKEN={token}\n{slot}")
-}
-
-fn json_of(lease: &Lease) -> String {
-    let ttl = millis(lease.grant.ttl);
-    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
-    format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": lease.slot, "ttl_ms": ttl}))
 }

@@ -29,7 +29,8 @@ pub fn fence(args: FenceArgs, _: Layers, voice: &mut Voice) -> Result<Exit> {
     let token = token(&args)?;
     let place = mark_of(&args.resource)?;
     let path = place.path();
-    let mut mark = open(&place)?;
+    let mark = place.dir.open_known(&place.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
+    let mut mark = mark.map_err(|error| failed(error, &path))?;
     lock(&mark, &path, &args.resource, voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if token < seen {
@@ -90,11 +91,6 @@ fn mark_of(resource: &Path) -> Result<Place> {
     }
     place.name.push(".fence");
     Ok(place)
-}
-
-fn open(mark: &Place) -> Result<File> {
-    let opened = mark.dir.open_known(&mark.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
-    opened.map_err(|error| failed(error, &mark.path()))
 }
 
 fn failed(error: std::io::Error, path: &Path) -> anyhow::Error {
