@@ -66,7 +66,16 @@ impl Voice {
     }
 
     pub fn error(&mut self, error: &anyhow::Error) {
-        self.tell(None, &failure(error));
+        let fault = Fault::of(error);
+        let text = match fault {
+            // "usage" and the like would only repeat what the sentence behind them says.
+            Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
+                causes(error, &fault.to_string())
+            }
+            Fault::Unreachable => format!("{}; {CHECK_SERVER}", causes(error, "")),
+            _ => causes(error, ""),
+        };
+        self.tell(None, &Event::failed(text, fault.exit().code()));
     }
 
     /// The name is that of the lock, if the event is about one.
@@ -116,7 +125,10 @@ impl Voice {
         }
         let holder = holder.map_or_else(String::new, |holder| format!(", held by {}", describe(holder)));
         let text = format!("dlock: waiting for {name} for {}{holder}{}", whole_seconds(since), place(ahead));
-        let text: String = escape(&text).chars().take(terminal_width().saturating_sub(1)).collect();
+        // Some terminals do not know how wide they are, and say 0.
+        let width = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
+        let width = width.filter(|width| *width > 0).unwrap_or(80);
+        let text: String = escape(&text).chars().take(width - 1).collect();
         speak(&format!("\r\x1b[K{text}"));
         self.drawn = true;
     }
@@ -131,19 +143,6 @@ impl Voice {
 
 /// What to do about a backend that cannot be reached.
 pub const CHECK_SERVER: &str = "check that the server runs and that the URL is right, or raise --connect-timeout";
-
-fn failure(error: &anyhow::Error) -> Event {
-    let fault = Fault::of(error);
-    let text = match fault {
-        // "usage" and the like would only repeat what the sentence behind them says.
-        Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
-            causes(error, &fault.to_string())
-        }
-        Fault::Unreachable => format!("{}; {CHECK_SERVER}", causes(error, "")),
-        _ => causes(error, ""),
-    };
-    Event::failed(text, fault.exit().code())
-}
 
 /// A pipe that can be written to has room for this many bytes.
 const ROOM: usize = 4096;
@@ -232,12 +231,6 @@ pub fn causes(error: &anyhow::Error, but: &str) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
-}
-
-/// Some terminals do not know how wide they are, and say 0.
-fn terminal_width() -> usize {
-    let asked = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
-    asked.filter(|width| *width > 0).unwrap_or(80)
 }
 
 #[cfg(test)]
