@@ -66,13 +66,19 @@ fn with<A: Args>(typed: Flags<A>, work: impl FnOnce(A, Layers, &mut Voice) -> Re
     }
 }
 
-/// Reports on standard error why something failed.
-fn exit_of(done: Result<Exit>, voice: Voice) -> Exit {
-    match done {
-        Ok(exit) => exit,
-        Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => failed(&error, voice),
+/// Reports why something failed, or was not understood, in the way that whoever calls the verb expects.
+fn exit_of(done: Result<Exit>, mut voice: Voice) -> Exit {
+    let error = match done {
+        Ok(exit) => return exit,
+        Err(error) if error.is::<NobodyReads>() => return Exit::OK,
+        Err(error) => error,
+    };
+    let (verb, exit) = (typed().next(), Fault::of(&error).exit());
+    if verb.as_deref() == Some("check") {
+        return check::unknown(&error);
     }
+    voice.error(&error);
+    if verb.as_deref() == Some("acquire") { acquire::fail_the_eval(exit) } else { exit }
 }
 
 /// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.
@@ -110,16 +116,6 @@ pub fn usage_error(error: &clap::Error) -> Exit {
 
 fn typed() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
-}
-
-/// Reports that dlock has failed, or was not understood, in the way that whoever calls the verb expects.
-fn failed(error: &anyhow::Error, mut voice: Voice) -> Exit {
-    let (verb, exit) = (typed().next(), Fault::of(error).exit());
-    if verb.as_deref() == Some("check") {
-        return check::unknown(error);
-    }
-    voice.error(error);
-    if verb.as_deref() == Some("acquire") { acquire::fail_the_eval(exit) } else { exit }
 }
 
 /// For verbs that ask a backend a question or two and need no keeper.
