@@ -116,17 +116,12 @@ impl Report {
                 lost(&format!("the probe lock was lost: {why}"))
             }
         });
+        renewed.inspect_err(|error| self.fail("probe", "no lock can be kept", error))?;
         let released = released.and_then(|released| match released {
             Released::Done => Ok(()),
             Released::NotOurs | Released::ForceReleased(_) => lost("the probe lock was not ours any more"),
         });
-        for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be released")] {
-            if let Err(error) = outcome {
-                self.fail("probe", consequence, &error);
-                return Err(error);
-            }
-        }
-        Ok(())
+        released.inspect_err(|error| self.fail("probe", "no lock can be released", error))
     }
 
     /// `None` if somebody else has the probe lock, which is a finding.

@@ -145,7 +145,7 @@ fn draw(query: &Query, picture: &[LockState], again: bool) -> Result<()> {
         printer.add(picture)?;
         return printer.finish();
     }
-    let table = if picture.is_empty() { nothing(query).to_owned() } else { LockTable::new(screen).of(picture) };
+    let table = if picture.is_empty() { nothing(query).to_owned() } else { table::lines(&mut None, picture, screen) };
     let text = on_one_screen(&table, screen.height);
     // A terminal that is told to clear itself moves what it shows to where one can scroll back to: that is wanted once.
     let clear = if again { "" } else { "\x1b[2J" };
@@ -183,7 +183,7 @@ struct Printer<'a> {
 
 impl Printer<'_> {
     fn new(query: &Query, screen: Screen) -> Printer<'_> {
-        Printer { query, screen, table: LockTable::new(screen), samples: Vec::new(), printed: 0 }
+        Printer { query, screen, table: None, samples: Vec::new(), printed: 0 }
     }
 
     fn add(&mut self, states: &[LockState]) -> Result<()> {
@@ -192,7 +192,7 @@ impl Printer<'_> {
             (Layout::Table, [only]) if self.query.describe => {
                 print(describe::describe(only, self.query, self.screen))?;
             }
-            (Layout::Table, _) => print(self.table.of(states))?,
+            (Layout::Table, _) => print(table::lines(&mut self.table, states, self.screen))?,
             (Layout::Json, _) => {
                 let mut text = String::new();
                 for (at, state) in states.iter().enumerate() {
