@@ -195,12 +195,12 @@ impl Layers {
     pub fn voice(&mut self) -> Result<Voice> {
         let Common { log, verbose, quiet, .. } = self.typed.clone();
         let format = self.value("log", &log, values::choice, "text")?;
-        let may_be_verbose = !quiet && self.value("verbose", &None, values::yes_or_no, "false")?;
-        let may_be_quiet = quiet || self.value("quiet", &None, values::yes_or_no, "false")?;
+        let verbose = (!quiet && self.value("verbose", &None, values::yes_or_no, "false")?) || verbose;
+        let quiet = quiet || self.value("quiet", &None, values::yes_or_no, "false")?;
         self.explained.clear();
         let loudness = match () {
-            () if verbose || may_be_verbose => Loudness::Verbose,
-            () if may_be_quiet => Loudness::Quiet,
+            () if verbose => Loudness::Verbose,
+            () if quiet => Loudness::Quiet,
             () => Loudness::Normal,
         };
         Ok(Voice::new(format, loudness))
@@ -287,16 +287,13 @@ pub fn flag<T>(name: &'static str, typed: &Option<String>, parse: fn(&str) -> Re
 }
 
 fn wait(layers: &mut Layers, args: &cli::RunArgs) -> Result<Wait> {
+    if args.keep_trying {
+        // Whoever never gives up waits for ever, whatever is usual here.
+        layers.note("wait", Some("for ever".into()), "");
+        return Ok(Wait::Forever);
+    }
     let typed = if args.asking.no_wait { &Some("0".to_owned()) } else { &args.asking.wait };
-    let limit = match args.keep_trying {
-        false => layers.option("wait", typed, values::duration, "for ever")?,
-        true => {
-            // Whoever never gives up waits for ever, whatever is usual here.
-            layers.note("wait", Some("for ever".into()), "");
-            None
-        }
-    };
-    Ok(match limit {
+    Ok(match layers.option("wait", typed, values::duration, "for ever")? {
         None => Wait::Forever,
         Some(Duration::ZERO) => Wait::Never,
         Some(limit) => Wait::AtMost(limit),

@@ -51,17 +51,10 @@ pub struct Signals {
 }
 
 /// What reaches the command through us.
-const FORWARDED: [Signal; 9] = [
-    Signal::SIGTERM,
-    Signal::SIGINT,
-    Signal::SIGHUP,
-    Signal::SIGQUIT,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGWINCH,
-    Signal::SIGCONT,
-    Signal::SIGTSTP,
-];
+const FORWARDED: [Signal; 9] = {
+    use Signal::*;
+    [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP]
+};
 
 /// To be ignored, or not.
 #[allow(unsafe_code)]

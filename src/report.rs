@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock;
 use crate::exit::Fault;
@@ -65,20 +65,22 @@ impl Voice {
         Voice { drawn: self.live, hooks: None, ..*self }
     }
 
-    pub fn tell(&mut self, name: &LockName, event: &Event) {
-        self.line(Some(name), event);
-    }
-
-    /// The same where no lock is spoken of.
-    pub fn say(&mut self, event: &Event) {
-        self.line(None, event);
-    }
-
     pub fn error(&mut self, error: &anyhow::Error) {
-        self.line(None, &failure(error));
+        let fault = Fault::of(error);
+        let text = match fault {
+            // "usage" and the like would only repeat what the sentence behind them says.
+            Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
+                causes(error, &fault.to_string())
+            }
+            Fault::Unreachable => format!("{}; {CHECK_SERVER}", causes(error, "")),
+            _ => causes(error, ""),
+        };
+        self.tell(None, &Event::failed(text, fault.exit().code()));
     }
 
-    fn line(&mut self, name: Option<&LockName>, event: &Event) {
+    /// The name is that of the lock, if the event is about one.
+    pub fn tell<'a>(&mut self, name: impl Into<Option<&'a LockName>>, event: &Event) {
+        let name = name.into();
         let has_hook = event.level != Level::Info || matches!(event.kind, "acquired" | "released");
         if let Some(hooks) = self.hooks.as_ref().filter(|_| has_hook) {
             hooks.call(event.kind, &json_line(name, event));
@@ -123,7 +125,10 @@ impl Voice {
         }
         let holder = holder.map_or_else(String::new, |holder| format!(", held by {}", describe(holder)));
         let text = format!("dlock: waiting for {name} for {}{holder}{}", whole_seconds(since), place(ahead));
-        let text: String = escape(&text).chars().take(terminal_width().saturating_sub(1)).collect();
+        // Some terminals do not know how wide they are, and say 0.
+        let width = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
+        let width = width.filter(|width| *width > 0).unwrap_or(80);
+        let text: String = escape(&text).chars().take(width - 1).collect();
         speak(&format!("\r\x1b[K{text}"));
         self.drawn = true;
     }
@@ -136,21 +141,8 @@ impl Voice {
     }
 }
 
-fn failure(error: &anyhow::Error) -> Event {
-    let fault = Fault::of(error);
-    let hint = match fault {
-        Fault::Unreachable => "; check that the server runs and that the URL is right, or raise --connect-timeout",
-        _ => "",
-    };
-    let text = match fault {
-        // "usage" and the like would only repeat what the sentence behind them says.
-        Fault::Usage | Fault::Config | Fault::Disk | Fault::Internal | Fault::OtherSlots => {
-            causes(error, &fault.to_string())
-        }
-        _ => causes(error, ""),
-    };
-    Event::failed(format!("{text}{hint}"), fault.exit().code())
-}
+/// What to do about a backend that cannot be reached.
+pub const CHECK_SERVER: &str = "check that the server runs and that the URL is right, or raise --connect-timeout";
 
 /// A pipe that can be written to has room for this many bytes.
 const ROOM: usize = 4096;
@@ -168,12 +160,14 @@ fn json_line(name: Option<&LockName>, event: &Event) -> String {
     let (mut text, mut fields) = (event.text.clone(), event.fields.clone());
     loop {
         let mut object = json!({"time": time, "level": level, "event": kind, "name": name, "message": text});
-        object.as_object_mut().into_iter().for_each(|object| object.extend(fields.clone()));
+        if let (Some(object), Some(fields)) = (object.as_object_mut(), fields.as_object()) {
+            object.extend(fields.clone());
+        }
         let line = json_escaped(&object.to_string()) + "\n";
         match text.chars().count() / 2 {
             _ if line.len() <= ROOM => return line,
-            0 if fields.is_empty() => return line,
-            0 => fields.clear(),
+            0 if fields.is_null() => return line,
+            0 => fields = Value::Null,
             half => text = text.chars().take(half).collect(),
         }
     }
@@ -201,13 +195,11 @@ impl Display for NobodyReads {
     }
 }
 
-impl std::error::Error for NobodyReads {}
-
 /// Writes to standard output; fails with [`NobodyReads`] when that leads nowhere any more.
 pub fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(anyhow::Error::msg(NobodyReads)),
         written => written.context("cannot write to standard output"),
     }
 }
@@ -241,16 +233,8 @@ pub fn causes(error: &anyhow::Error, but: &str) -> String {
     }
 }
 
-/// Some terminals do not know how wide they are, and say 0.
-fn terminal_width() -> usize {
-    let asked = terminal_size::terminal_size_of(std::io::stderr()).map(|(width, _)| usize::from(width.0));
-    asked.filter(|width| *width > 0).unwrap_or(80)
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     #[test]

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::block_on;
 use super::run::{is_inside, take};
-use crate::backend::{Lease, Reheld, within};
-use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, RunArgs};
+use crate::backend::{Backend, Reheld, within};
+use crate::cli::{AcquireArgs, Acquired, RenewArgs, RunArgs};
 use crate::clock::millis;
-use crate::config::{Layers, RunJob, Service, values};
+use crate::config::{Layers, RunJob, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LeaseTiming, LockName, OwnerId, Revocation};
 use crate::report::{Voice, print};
@@ -33,11 +33,19 @@ pub fn acquire(args: AcquireArgs, layers: Layers, voice: &mut Voice) -> Result<E
         Ok(lease) => lease,
         Err(exit) => return Ok(fail_the_eval(exit)),
     };
-    let printed = print(if args.json { json_of(&lease) } else { assignments(&lease) });
-    if printed.is_err() {
+    let (name, owner, token, slot) = (&lease.name, &lease.owner, lease.token, lease.slot);
+    let text = if args.json {
+        let ttl = millis(lease.grant.ttl);
+        format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": slot, "ttl_ms": ttl}))
+    } else {
+        // Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.
+        let slot = slot.map(|slot| format!("DLOCK_SLOT={slot}\n")).unwrap_or_default();
+        format!("DLOCK_NAME={name}\nDLOCK_OWNER={owner}\nDLOCK_FENCING_TOKEN={token}\n{slot}")
+    };
+    if print(text).is_err() {
         // Nobody was told of this lock, so nobody would release it.
         let mut backend = service.open()?;
-        block_on(within(service.patience.connect, backend.rehold(&lease.name, &lease.owner, Duration::ZERO)))?;
+        block_on(within(service.patience.connect, backend.rehold(name, owner, Duration::ZERO)))?;
         return Err(Fault::Internal.because("cannot write to standard output: the lock was released again"));
     }
     Ok(Exit::OK)
@@ -54,18 +62,26 @@ pub fn fail_the_eval(exit: Exit) -> Exit {
     exit
 }
 
-pub fn renew(args: RenewArgs, mut layers: Layers) -> Result<Exit> {
+pub fn renew(args: RenewArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let ttl = layers.ttl(&args.ttl)?;
     LeaseTiming::new(ttl, None).context(Fault::Usage)?;
     let service = layers.service(None)?;
     let (name, owner) = (values::lock("renew", &args.lock.named)?, owner(args.lock.owner)?);
-    change(&service, &name, &owner, if args.ttl.is_some() { Extension::To(ttl) } else { Extension::AsBefore(ttl) })
+    let (mut backend, patience) = (service.open()?, service.patience.connect);
+    block_on(async {
+        // Without --ttl, for as long as it was taken or last renewed, if that is known.
+        let before = match args.ttl {
+            Some(_) => None,
+            None => within(patience, backend.inspect(&name)).await?.holder(&owner).and_then(|holder| holder.ttl),
+        };
+        rehold(backend.as_mut(), patience, &name, &owner, before.unwrap_or(ttl)).await
+    })
 }
 
-pub fn release(args: ReleaseArgs, mut layers: Layers) -> Result<Exit> {
+pub fn release(args: Acquired, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let service = layers.service(None)?;
-    let (name, owner) = (values::lock("release", &args.lock.named)?, owner(args.lock.owner)?);
-    change(&service, &name, &owner, Extension::End)
+    let (name, owner) = (values::lock("release", &args.named)?, owner(args.owner)?);
+    block_on(rehold(service.open()?.as_mut(), service.patience.connect, &name, &owner, Duration::ZERO))
 }
 
 fn owner(typed: Option<String>) -> Result<OwnerId> {
@@ -74,35 +90,18 @@ fn owner(typed: Option<String>) -> Result<OwnerId> {
     owner.ok_or_else(missing)?.parse::<OwnerId>().context("--owner or $DLOCK_OWNER").context(Fault::Usage)
 }
 
-/// What is to become of a lock that was acquired.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Extension {
-    /// For so long from now on.
-    To(Duration),
-    /// For the ttl that it was taken or last renewed with or, if that is not known, for this.
-    AsBefore(Duration),
-    /// Not at all: release it.
-    End,
-}
-
-fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extension) -> Result<Exit> {
-    let mut backend = service.open()?;
-    let patience = service.patience.connect;
-    let reheld = block_on(async {
-        let ttl = match extension {
-            Extension::To(ttl) => ttl,
-            Extension::AsBefore(unknown) => {
-                let state = within(patience, backend.inspect(name)).await?;
-                state.holder(owner).and_then(|holder| holder.ttl).unwrap_or(unknown)
-            }
-            Extension::End => Duration::ZERO,
-        };
-        within(patience, backend.rehold(name, owner, ttl)).await
-    })?;
-    let why = match reheld {
+/// Holds a lock that was acquired for `ttl` from now on or, with zero, releases it.
+async fn rehold(
+    backend: &mut dyn Backend,
+    patience: Duration,
+    name: &LockName,
+    owner: &OwnerId,
+    ttl: Duration,
+) -> Result<Exit> {
+    let why = match within(patience, backend.rehold(name, owner, ttl)).await? {
         Reheld::Done => return Ok(Exit::OK),
         // Nothing was renewed: that is fine only for whom the run itself ends before its lease does.
-        Reheld::Running if extension != Extension::End && is_inside(name, owner) => return Ok(Exit::OK),
+        Reheld::Running if !ttl.is_zero() && is_inside(name, owner) => return Ok(Exit::OK),
         Reheld::Running => {
             let why = format!("{name} is held by a dlock run, which renews and releases it by itself");
             return Err(Fault::Usage.because(why));
@@ -119,17 +118,4 @@ fn change(service: &Service, name: &LockName, owner: &OwnerId, extension: Extens
         }
     };
     Err(Fault::NotOurs.because(why))
-}
-
-/// Names, owners and numbers need no quotes in any shell, nor in a CI service's environment file.
-fn assignments(lease: &Lease) -> String {
-    let slot = lease.slot.map(|slot| format!("DLOCK_SLOT={slot}\n")).unwrap_or_default();
-    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
-    format!("DLOCK_NAME={name}\nDLOCK_OWNER={owner}\nDLOCK_FENCING_TOKEN={token}\n{slot}")
-}
-
-fn json_of(lease: &Lease) -> String {
-    let ttl = millis(lease.grant.ttl);
-    let (name, owner, token) = (&lease.name, &lease.owner, lease.token);
-    format!("{}\n", json!({"name": name, "owner": owner, "fencing_token": token, "slot": lease.slot, "ttl_ms": ttl}))
 }

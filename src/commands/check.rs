@@ -1,12 +1,11 @@
 //! `dlock check`: locks against limits, as a monitoring plugin. One line on standard output, and an exit code that Nagios
 //! and all who call such plugins understand. Whatever goes wrong is UNKNOWN.
 
-use std::fmt::Display;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::block_on;
 use super::selected::each_page;
@@ -15,8 +14,10 @@ use crate::cli::CheckArgs;
 use crate::clock::millis;
 use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
-use crate::lock::{Holder, LockState, State, rfc3339};
-use crate::report::{brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since};
+use crate::lock::{Holder, LockName, LockState, State, rfc3339};
+use crate::report::{
+    Voice, brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since,
+};
 
 /// The better first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -40,14 +41,18 @@ impl Status {
 }
 
 /// What was found out about one lock.
+#[derive(Serialize)]
 struct Verdict {
-    name: String,
+    name: LockName,
     status: Status,
     /// What is wrong or, if nothing is, how it is.
-    says: Vec<String>,
+    message: String,
+    held_ms: Option<u64>,
+    waiting_ms: Option<u64>,
+    last_success_at_s: Option<u64>,
     /// Performance data: `x_held=192s;2880;3600;0`.
+    #[serde(skip)]
     data: Vec<String>,
-    json: Value,
 }
 
 /// What a lock is checked against.
@@ -59,7 +64,7 @@ struct Limits {
     warn: Option<f64>,
 }
 
-pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
+pub fn check(args: CheckArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let wanted = values::locks(&args.locks)?;
     if wanted.is_empty() {
         return Err(Fault::Usage.because("which lock? dlock check NAME, or for all locks: dlock check '*'"));
@@ -81,9 +86,7 @@ pub fn check(args: &CheckArgs, mut layers: Layers) -> Result<Exit> {
         return Err(Fault::Usage.because("no lock has such a name"));
     }
     let status = verdicts.iter().map(|verdict| verdict.status).max().unwrap_or(Status::Unknown);
-    let message = message(&verdicts);
-    let data: Vec<_> = verdicts.iter().flat_map(|verdict| verdict.data.iter().map(String::as_str)).collect();
-    answer(status, &message, &data, verdicts.iter().map(|verdict| verdict.json.clone()).collect(), args.json)
+    answer(status, &message(&verdicts), &verdicts, args.json)
 }
 
 /// For whatever kept us from checking.
@@ -91,14 +94,15 @@ pub fn unknown(error: &anyhow::Error) -> Exit {
     let as_json = std::env::args_os().any(|word| word == "--json");
     let message = causes(error, &Fault::Usage.to_string());
     let code = Exit::Code(Status::Unknown.code());
-    answer(Status::Unknown, &message, &[], Vec::new(), as_json).unwrap_or(code)
+    answer(Status::Unknown, &message, &[], as_json).unwrap_or(code)
 }
 
-fn answer(status: Status, message: &str, data: &[&str], locks: Vec<Value>, as_json: bool) -> Result<Exit> {
+fn answer(status: Status, message: &str, verdicts: &[Verdict], as_json: bool) -> Result<Exit> {
     let code = status.code();
     if as_json {
-        print_json(&json!({"status": status, "exit_code": code, "message": message, "locks": locks}))?;
+        print_json(&json!({"status": status, "exit_code": code, "message": message, "locks": verdicts}))?;
     } else {
+        let data: Vec<_> = verdicts.iter().flat_map(|verdict| verdict.data.iter().map(String::as_str)).collect();
         let data = if data.is_empty() { String::new() } else { format!(" | {}", data.join(" ")) };
         let word = format!("{status:?}").to_uppercase();
         // What stands behind a bar is performance data.
@@ -111,26 +115,34 @@ fn answer(status: Status, message: &str, data: &[&str], locks: Vec<Value>, as_js
 fn message(verdicts: &[Verdict]) -> String {
     let mut wrong: Vec<_> = verdicts.iter().filter(|verdict| verdict.status != Status::Ok).collect();
     wrong.sort_by_key(|verdict| std::cmp::Reverse(verdict.status));
+    let sentence = |verdict: &Verdict| format!("{}: {}", verdict.name, verdict.message);
     match (verdicts, wrong.len()) {
-        ([only], _) => only.to_string(),
+        ([only], _) => sentence(only),
         (all, 0) => format!("{} locks", all.len()),
         (all, bad) => {
-            let sentences: Vec<_> = wrong.iter().map(ToString::to_string).collect();
+            let sentences: Vec<_> = wrong.into_iter().map(sentence).collect();
             format!("{bad} of {} locks: {}", all.len(), sentences.join("; "))
         }
     }
 }
 
 fn judge(state: &LockState, limits: &Limits) -> Verdict {
-    let name = state.name.to_string();
-    let mut verdict = Verdict { name, status: Status::Ok, says: Vec::new(), data: Vec::new(), json: Value::Null };
+    let held = lasts(state.state != State::Free, state.held_since());
+    let waiting = lasts(!state.waiters.is_empty(), state.oldest_waiter());
+    let mut verdict = Verdict {
+        name: state.name.clone(),
+        status: Status::Ok,
+        message: String::new(),
+        held_ms: held.map(millis),
+        waiting_ms: waiting.map(millis),
+        last_success_at_s: state.last_success().map(rfc3339::seconds),
+        data: Vec::new(),
+    };
     let holder = state.holders.iter().min_by_key(|holder| holder.acquired_at);
     // Since when is said apart.
     let who = |holder: &Holder| clipped(&describe(&Holder { acquired_at: None, ..holder.clone() }), 120);
     let by = holder.map(|holder| format!(" by {}", who(holder))).unwrap_or_default();
-    let held = lasts(state.state != State::Free, state.held_since());
     verdict.measured("held", held, limits.held_at_most, limits.warn, &format!("held{by}"));
-    let waiting = lasts(!state.waiters.is_empty(), state.oldest_waiter());
     verdict.measured("waiting", waiting, limits.waiting_at_most, limits.warn, "somebody has waited");
     match (limits.last_success_within, state.last_success(), &state.last_run) {
         (None, ..) => {}
@@ -138,10 +150,10 @@ fn judge(state: &LockState, limits: &Limits) -> Verdict {
         (_, None, last_run) => {
             verdict.data.push(format!("{}_last_success=U", verdict.name));
             let failed = |run| format!("never succeeded (last run: {})", how_it_ended(run));
-            verdict.find(Status::Critical, last_run.as_ref().map_or_else(|| "never ran".into(), failed));
+            verdict.find(Status::Critical, &last_run.as_ref().map_or_else(|| "never ran".into(), failed));
         }
     }
-    if verdict.says.is_empty() {
+    if verdict.message.is_empty() {
         let last_run = match &state.last_run {
             Some(run) => format!("last run: {}", how_it_ended_and_when(run)),
             None => "no run on record".into(),
@@ -151,16 +163,8 @@ fn judge(state: &LockState, limits: &Limits) -> Verdict {
             (_, Some(span)) => format!("held for {}", brief(span)),
             _ => "held".into(),
         };
-        verdict.says.push(format!("{is}, {last_run}"));
+        verdict.message = format!("{is}, {last_run}");
     }
-    verdict.json = json!({
-        "name": verdict.name,
-        "status": verdict.status,
-        "message": verdict.says.join(", "),
-        "held_ms": held.map(millis),
-        "waiting_ms": waiting.map(millis),
-        "last_success_at_s": state.last_success().map(rfc3339::seconds),
-    });
     verdict
 }
 
@@ -170,9 +174,10 @@ fn lasts(is: bool, from: Option<SystemTime>) -> Option<Duration> {
 }
 
 impl Verdict {
-    fn find(&mut self, status: Status, what: String) {
+    fn find(&mut self, status: Status, what: &str) {
         self.status = self.status.max(status);
-        self.says.push(what);
+        self.message += if self.message.is_empty() { "" } else { ", " };
+        self.message += what;
     }
 
     /// Compares with a limit, if there is one.
@@ -191,19 +196,13 @@ impl Verdict {
         let warn_at = warn.map(seconds).unwrap_or_default();
         self.data.push(format!("{}_{what}={value};{warn_at};{};0", self.name, seconds(limit)));
         let Some(span) = span else {
-            return self.find(Status::Unknown, format!("{sentence}, nobody knows since when"));
+            return self.find(Status::Unknown, &format!("{sentence}, nobody knows since when"));
         };
         let status = match () {
             () if span > limit => Status::Critical,
             () if warn.is_some_and(|warn| span > warn) => Status::Warning,
             () => return,
         };
-        self.find(status, format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
-    }
-}
-
-impl Display for Verdict {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.name, self.says.join(", "))
+        self.find(status, &format!("{sentence} for {}, the limit is {}", brief(span), brief(limit)));
     }
 }

@@ -19,7 +19,7 @@ use crate::config::{Layers, Service, values};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{self, Priority, possible_priority};
 use crate::lock::{Grant, Identity, LeaseTiming, LockState, Mode, State};
-use crate::report::{causes, describe, escape, print, print_json};
+use crate::report::{CHECK_SERVER, Voice, causes, describe, escape, print, print_json};
 
 const PROBE: &str = "dlock-doctor";
 
@@ -35,7 +35,7 @@ struct Report {
     broken: Option<Exit>,
 }
 
-pub fn doctor(args: &DoctorArgs, mut layers: Layers) -> Result<Exit> {
+pub fn doctor(args: DoctorArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let ttl = layers.ttl(&args.ttl)?;
     let kill_after = layers.option("kill-after", &None, values::duration, "")?;
     let timing = LeaseTiming::new(ttl, kill_after).context(Fault::Usage)?;
@@ -116,17 +116,12 @@ impl Report {
                 lost(&format!("the probe lock was lost: {why}"))
             }
         });
+        renewed.inspect_err(|error| self.fail("probe", "no lock can be kept", error))?;
         let released = released.and_then(|released| match released {
             Released::Done => Ok(()),
             Released::NotOurs | Released::ForceReleased(_) => lost("the probe lock was not ours any more"),
         });
-        for (outcome, consequence) in [(renewed, "no lock can be kept"), (released, "no lock can be released")] {
-            if let Err(error) = outcome {
-                self.fail("probe", consequence, &error);
-                return Err(error);
-            }
-        }
-        Ok(())
+        released.inspect_err(|error| self.fail("probe", "no lock can be released", error))
     }
 
     /// `None` if somebody else has the probe lock, which is a finding.
@@ -158,9 +153,7 @@ impl Report {
         let (exit, advice) = match Fault::of(error) {
             Fault::Refused => (Fault::Refused, "check the user, the password, the certificates and their permissions"),
             Fault::Config => (Fault::Config, "check the URL and the config file"),
-            _ => {
-                (Fault::Unreachable, "check that the server runs and that the URL is right, or raise --connect-timeout")
-            }
+            _ => (Fault::Unreachable, CHECK_SERVER),
         };
         self.broken.get_or_insert(exit.exit());
         self.checkup.findings.push(Finding::of(check, causes(error, "")).broken(consequence, advice));

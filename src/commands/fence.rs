@@ -19,17 +19,18 @@ use anyhow::{Context, Result};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 
 use crate::cli::FenceArgs;
-use crate::config::values;
+use crate::config::{Layers, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::Token;
 use crate::openat::{self, Place, sole_name};
 use crate::report::{Event, Voice};
 
-pub fn fence(args: &FenceArgs, voice: &mut Voice) -> Result<Exit> {
-    let token = token(args)?;
+pub fn fence(args: FenceArgs, _: Layers, voice: &mut Voice) -> Result<Exit> {
+    let token = token(&args)?;
     let place = mark_of(&args.resource)?;
     let path = place.path();
-    let mut mark = open(&place)?;
+    let mark = place.dir.open_known(&place.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
+    let mut mark = mark.map_err(|error| failed(error, &path))?;
     lock(&mark, &path, &args.resource, voice).with_context(|| format!("cannot lock {}", path.display()))?;
     let seen = read(&mut mark).with_context(|| path.display().to_string()).context(Fault::Config)?;
     if token < seen {
@@ -45,7 +46,7 @@ pub fn fence(args: &FenceArgs, voice: &mut Voice) -> Result<Exit> {
     fcntl(mark.as_fd(), FcntlArg::F_SETFD(FdFlag::empty())).context("fcntl")?;
     let (program, arguments) = args.argv.split_first().context("no command")?;
     let error = Command::new(program).args(arguments).exec();
-    voice.say(&Event::not_started(&program.to_string_lossy(), &error));
+    voice.tell(None, &Event::not_started(&program.to_string_lossy(), &error));
     Ok(Exit::of_exec(&error))
 }
 
@@ -71,7 +72,7 @@ fn lock(mark: &File, path: &Path, resource: &Path, voice: &Voice) -> std::io::Re
     let (mark_path, resource, mut voice) = (path.display().to_string(), resource.display().to_string(), voice.clone());
     let watcher = std::thread::spawn(move || {
         if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            voice.say(&Event::fence_busy(&resource, &mark_path));
+            voice.tell(None, &Event::fence_busy(&resource, &mark_path));
         }
     });
     let locked = mark.lock();
@@ -90,11 +91,6 @@ fn mark_of(resource: &Path) -> Result<Place> {
     }
     place.name.push(".fence");
     Ok(place)
-}
-
-fn open(mark: &Place) -> Result<File> {
-    let opened = mark.dir.open_known(&mark.name, OFlag::O_RDWR | OFlag::O_CREAT, 0o666).and_then(sole_name);
-    opened.map_err(|error| failed(error, &mark.path()))
 }
 
 fn failed(error: std::io::Error, path: &Path) -> anyhow::Error {

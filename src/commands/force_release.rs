@@ -11,12 +11,12 @@ use crate::clock;
 use crate::config::{Layers, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{Holder, Identity, LockName, LockState, Revocation, Token};
-use crate::report::{NobodyReads, describe, escape, print};
+use crate::report::{NobodyReads, Voice, describe, escape, print};
 
 /// More than that is read by nobody, and some backends keep less than others.
 const LONGEST_REASON: usize = 500;
 
-pub fn force_release(args: &ForceReleaseArgs, mut layers: Layers) -> Result<Exit> {
+pub fn force_release(args: ForceReleaseArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let token = flag("--token", &args.token, values::token)?;
     let service = layers.service(None)?;
     let name = &values::lock("force-release", &args.named)?;
@@ -29,7 +29,7 @@ pub fn force_release(args: &ForceReleaseArgs, mut layers: Layers) -> Result<Exit
             return Ok(Exit::OK);
         }
         let holders = chosen(&state, token)?;
-        if !confirmed(args, &state, &holders)? {
+        if !confirmed(&args, &state, &holders)? {
             say(format!("{name}: not released"))?;
             return Ok(Exit::OK);
         }
@@ -37,7 +37,7 @@ pub fn force_release(args: &ForceReleaseArgs, mut layers: Layers) -> Result<Exit
         let how = if args.now { Revoke::Now { reason } } else { Revoke::Safely { reason } };
         for holder in holders {
             let revoked = within(patience, backend.revoke(name, holder, &how)).await?;
-            tell(args, name, holder, revoked)?;
+            tell(&args, name, holder, revoked)?;
         }
         Ok(Exit::OK)
     })

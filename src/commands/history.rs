@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use super::block_on;
 use super::table::{Cell, Layout, Paint, Row, Screen, Table};
 use crate::backend::{Forget, Forgotten, within};
-use crate::cli::{ForgetArgs, HistoryArgs};
+use crate::cli::{HistoryArgs, Named};
 use crate::clock::millis;
 use crate::config::{Color, Layers, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LastRun, LockName, LockState, rfc3339};
-use crate::report::{brief, date_and_age, escape, how_it_ended, print, print_json, whose};
+use crate::report::{Voice, brief, date_and_age, escape, how_it_ended, print, print_json, whose};
 
 const COLUMNS: usize = 5;
 const BAR: usize = 2;
 static LAYOUT: Layout<COLUMNS> =
     Layout { heads: ["STARTED (UTC)", "TOOK", "", "ENDED", "WHO"], dispensable: &[(BAR, 12)] };
 
-pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
+pub fn history(args: HistoryArgs, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
     let forget_once = flag("--forget-once", &args.forget_once, values::once_key)?;
     let limit = flag("--limit", &args.limit, values::count)?;
     let service = layers.service(None)?;
@@ -40,8 +40,8 @@ pub fn history(args: HistoryArgs, mut layers: Layers) -> Result<Exit> {
     Ok(Exit::OK)
 }
 
-pub fn forget(args: ForgetArgs, mut layers: Layers) -> Result<Exit> {
-    let name = values::lock("forget", &args.named)?;
+pub fn forget(named: Named, mut layers: Layers, _: &mut Voice) -> Result<Exit> {
+    let name = values::lock("forget", &named)?;
     forget_from(&layers.service(None)?, &name, &Forget::Everything)
 }
 
@@ -114,19 +114,14 @@ fn row(run: &LastRun, longest: Option<Duration>) -> Row<COLUMNS> {
 
 /// What does not fit into a column, each on a line of its own below the run.
 fn remarks(run: &LastRun) -> String {
-    let mut text = String::new();
-    if let Some(note) = &run.note {
-        text += &format!("  note: {}\n", escape(note));
-    }
-    if let Some(reason) = &run.reason {
-        let by = run.revoked_by.as_deref().unwrap_or("an operator");
-        let at = run.revoked_at.map(|at| format!(" at {}", rfc3339::in_words(at))).unwrap_or_default();
-        text += &format!("  {}\n", escape(format_args!("taken away by {by}{at}: {reason}")));
-    }
-    if let Some(key) = &run.once {
-        text += &format!("  once: {}\n", escape(key));
-    }
-    text
+    let by = run.revoked_by.as_deref().unwrap_or("an operator");
+    let at = run.revoked_at.map(|at| format!(" at {}", rfc3339::in_words(at))).unwrap_or_default();
+    let remarks = [
+        run.note.as_ref().map(|note| format!("note: {note}")),
+        run.reason.as_ref().map(|reason| format!("taken away by {by}{at}: {reason}")),
+        run.once.as_ref().map(|key| format!("once: {key}")),
+    ];
+    remarks.into_iter().flatten().map(|remark| format!("  {}\n", escape(remark))).collect()
 }
 
 /// As long as the run compared with the longest; something for each.
@@ -146,12 +141,9 @@ fn durations(runs: &[&LastRun]) -> Vec<Duration> {
 }
 
 fn median(sorted: &[Duration]) -> Option<Duration> {
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        odd if odd % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2),
-    }
+    // Of an odd number of runs, both are the same.
+    let (below, above) = (sorted.len().checked_sub(1)? / 2, sorted.len() / 2);
+    Some((sorted[below] + sorted[above]) / 2)
 }
 
 #[cfg(test)]

@@ -17,9 +17,10 @@ mod words;
 use std::future::Future;
 
 use anyhow::{Context, Result};
+use clap::Args;
 use clap::error::ErrorKind;
 
-use crate::cli::{self, Cli, Common, Verb};
+use crate::cli::{self, Cli, Common, Flags, Verb};
 use crate::config::{Layers, RunJob, values, variable};
 use crate::exit::{Exit, Fault};
 use crate::report::{Format, Loudness, NobodyReads, Voice, print};
@@ -28,24 +29,24 @@ pub use generate::PAGES;
 /// Does what was typed. The one place where the verbs are told apart.
 pub fn dispatch(verb: Verb) -> Exit {
     match verb {
-        Verb::Run(args) => with(args.common.clone(), |layers, voice| {
+        Verb::Run(flags) => with(*flags, |args, layers, voice| {
             let explain = args.explain;
-            let job = RunJob::from_args(*args, layers)?;
+            let job = RunJob::from_args(args, layers)?;
             if explain { explain::explain(&job) } else { run::run(job, voice) }
         }),
-        Verb::Status(args) => with(args.common.clone(), |layers, voice| status::status(args, layers, voice)),
-        Verb::History(args) => with(args.common.clone(), |layers, _| history::history(args, layers)),
-        Verb::Check(args) => with(args.common.clone(), |layers, _| check::check(&args, layers)),
-        Verb::Forget(args) => with(args.common.clone(), |layers, _| history::forget(args, layers)),
-        Verb::ForceRelease(args) => with(args.common.clone(), |layers, _| force_release::force_release(&args, layers)),
-        Verb::Acquire(args) => with(args.common.clone(), |layers, voice| acquire::acquire(args, layers, voice)),
-        Verb::Renew(args) => with(args.common.clone(), |layers, _| acquire::renew(args, layers)),
-        Verb::Release(args) => with(args.common.clone(), |layers, _| acquire::release(args, layers)),
-        Verb::Doctor(args) => with(args.common.clone(), |layers, _| doctor::doctor(&args, layers)),
+        Verb::Status(flags) => with(flags, status::status),
+        Verb::History(flags) => with(flags, history::history),
+        Verb::Check(flags) => with(flags, check::check),
+        Verb::Forget(flags) => with(flags, history::forget),
+        Verb::ForceRelease(flags) => with(flags, force_release::force_release),
+        Verb::Acquire(flags) => with(flags, acquire::acquire),
+        Verb::Renew(flags) => with(flags, acquire::renew),
+        Verb::Release(flags) => with(flags, acquire::release),
+        Verb::Doctor(flags) => with(flags, doctor::doctor),
         Verb::Words { line } => exit_of(words::words(&line), plain_voice()),
-        Verb::Fence(args) => {
-            let common = Common { log: args.log.clone(), ..Common::default() };
-            with(common, |_, voice| fence::fence(&args, voice))
+        Verb::Fence(own) => {
+            let common = Common { log: own.log.clone(), ..Common::default() };
+            with(Flags { own, common }, fence::fence)
         }
         Verb::Completions { shell, .. } => exit_of(generate::completions(shell), plain_voice()),
         Verb::Man { page, .. } => exit_of(generate::man(page.as_deref()), plain_voice()),
@@ -57,34 +58,34 @@ pub fn dispatch(verb: Verb) -> Exit {
 }
 
 /// Does the work of a verb with the configuration.
-fn with(typed: Common, work: impl FnOnce(Layers, &mut Voice) -> Result<Exit>) -> Exit {
-    let loaded = Layers::load(typed).and_then(|mut layers| Ok((layers.voice()?, layers)));
+fn with<A: Args>(typed: Flags<A>, work: impl FnOnce(A, Layers, &mut Voice) -> Result<Exit>) -> Exit {
+    let loaded = Layers::load(typed.common).and_then(|mut layers| Ok((layers.voice()?, layers)));
     match loaded {
-        Ok((mut voice, layers)) => exit_of(work(layers, &mut voice), voice),
+        Ok((mut voice, layers)) => exit_of(work(typed.own, layers, &mut voice), voice),
         Err(error) => exit_of(Err(error), plain_voice()),
     }
 }
 
-/// Reports on standard error why something failed.
-fn exit_of(done: Result<Exit>, voice: Voice) -> Exit {
-    match done {
-        Ok(exit) => exit,
-        Err(error) if error.is::<NobodyReads>() => Exit::OK,
-        Err(error) => failed(&error, Fault::of(&error), voice),
+/// Reports why something failed, or was not understood, in the way that whoever calls the verb expects.
+fn exit_of(done: Result<Exit>, mut voice: Voice) -> Exit {
+    let error = match done {
+        Ok(exit) => return exit,
+        Err(error) if error.is::<NobodyReads>() => return Exit::OK,
+        Err(error) => error,
+    };
+    let (verb, exit) = (typed().next(), Fault::of(&error).exit());
+    if verb.as_deref() == Some("check") {
+        return check::unknown(&error);
     }
+    voice.error(&error);
+    if verb.as_deref() == Some("acquire") { acquire::fail_the_eval(exit) } else { exit }
 }
 
 /// How to speak when what was typed makes no sense, or the config file none: as far as flag and variable tell.
 fn plain_voice() -> Voice {
     let mut ours = typed().take_while(|word| word != "--");
-    let flag = loop {
-        match ours.next() {
-            Some(word) if word == "--log" => break ours.next(),
-            Some(word) if word.starts_with("--log=") => break word.strip_prefix("--log=").map(ToOwned::to_owned),
-            Some(_) => {}
-            None => break None,
-        }
-    };
+    let flag = ours.find(|word| word == "--log" || word.starts_with("--log="));
+    let flag = flag.and_then(|word| word.strip_prefix("--log=").map(ToOwned::to_owned).or_else(|| ours.next()));
     let wanted = flag.or_else(|| std::env::var(variable("log")).ok());
     let format = wanted.and_then(|format| values::choice(&format).ok()).unwrap_or(Format::Text);
     Voice::new(format, Loudness::Normal)
@@ -92,38 +93,29 @@ fn plain_voice() -> Voice {
 
 /// What was typed is no call of dlock, or asks for help.
 pub fn usage_error(error: &clap::Error) -> Exit {
-    if error.kind() == ErrorKind::DisplayHelp {
-        let _ = error.print();
-        return Exit::OK;
+    match error.kind() {
+        ErrorKind::DisplayHelp => {
+            let _ = error.print();
+            Exit::OK
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            Fault::Usage.exit()
+        }
+        ErrorKind::DisplayVersion => {
+            let in_full = typed().any(|word| word == "--verbose" || word == "-v");
+            let _ = print(if in_full { generate::verbose() } else { generate::version() });
+            Exit::OK
+        }
+        _ => {
+            let mistake = cli::mistake(error, &typed().collect::<Vec<_>>());
+            exit_of(Err(Fault::Usage.because(mistake)), plain_voice())
+        }
     }
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let _ = error.print();
-        return Fault::Usage.exit();
-    }
-    if error.kind() == ErrorKind::DisplayVersion {
-        let in_full = typed().any(|word| word == "--verbose" || word == "-v");
-        let _ = print(if in_full { generate::verbose() } else { generate::version() });
-        return Exit::OK;
-    }
-    let mistake = Fault::Usage.because(cli::mistake(error, &typed().collect::<Vec<_>>()));
-    failed(&mistake, Fault::Usage, plain_voice())
 }
 
 fn typed() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
-}
-
-/// Reports that dlock has failed, or was not understood, in the way that whoever calls the verb expects.
-fn failed(error: &anyhow::Error, fault: Fault, mut voice: Voice) -> Exit {
-    let verb = typed().next();
-    if verb.as_deref() == Some("check") {
-        return check::unknown(error);
-    }
-    voice.error(error);
-    match verb.as_deref() {
-        Some("acquire") => acquire::fail_the_eval(fault.exit()),
-        _ => fault.exit(),
-    }
 }
 
 /// For verbs that ask a backend a question or two and need no keeper.

@@ -21,20 +21,18 @@ pub async fn each_page(
             named.push(within(patience, backend.inspect(name)).await?);
         }
     }
-    let patterns: Vec<_> = wanted.iter().filter(|selector| matches!(selector, Selector::Pattern(_))).collect();
-    let is_listed = |state: &LockState| match wanted {
-        [] => !is_spent_probe(state),
-        _ => {
-            let by_name = wanted.contains(&Selector::Name(state.name.clone()));
-            !by_name && patterns.iter().any(|pattern| pattern.selects(&state.name))
-        }
-    };
+    let all_have_names = named.len() == wanted.len();
     if !named.is_empty() {
         show(named)?;
+        if all_have_names {
+            return Ok(());
+        }
     }
-    if !wanted.is_empty() && patterns.is_empty() {
-        return Ok(());
-    }
+    let is_listed = |state: &LockState| match wanted {
+        [] => !is_spent_probe(state),
+        _ if wanted.contains(&Selector::Name(state.name.clone())) => false,
+        _ => wanted.iter().any(|selector| selector.selects(&state.name)),
+    };
     let mut next = None;
     loop {
         let mut page = within(patience, backend.list(next)).await?;

@@ -18,7 +18,6 @@ use crate::config::{Color, Layers, Layout, Service, flag, values};
 use crate::exit::{Exit, Fault};
 use crate::lock::{LockState, Selector, State};
 use crate::report::{Event, Voice, causes, json_escaped, print};
-use prometheus::Exposition;
 use table::LockTable;
 
 /// What is to be shown, and how.
@@ -26,9 +25,12 @@ struct Query {
     service: Service,
     /// All there are, if nothing is selected.
     wanted: Vec<Selector>,
-    /// `None`: a table, or the description of one lock on a terminal.
-    layout: Option<Layout>,
     held: bool,
+    layout: Layout,
+    /// A table on a terminal: all locks are laid out together, and sorted.
+    on_terminal: bool,
+    /// A terminal gets a description of the only lock that was asked for.
+    describe: bool,
     color: Color,
     /// What has to be typed to reach the same backend again.
     backend_flag: String,
@@ -52,30 +54,24 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
         Some(profile) => format!("-b {profile} "),
         None => String::new(),
     };
-    let query = &Query { service, wanted, layout, held: args.held, color, backend_flag };
+    let on_terminal = matches!(layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal();
+    let is_one = !args.held && matches!(wanted.as_slice(), [Selector::Name(_)]);
+    let describe = on_terminal && layout.is_none() && is_one;
+    let layout = layout.unwrap_or(Layout::Table);
+    let query = &Query { service, wanted, held: args.held, layout, on_terminal, describe, color, backend_flag };
     let mut backend = query.service.open()?;
     block_on(async {
         if let Some(every) = watch_every {
             return watch(query, every.max(Duration::from_millis(100)), backend.as_mut(), voice).await;
         }
-        let screen = Screen::of_stdout(query.color);
+        let mut printer = Printer::new(query, Screen::of_stdout(query.color));
         let mut held = false;
-        if is_table_on_terminal(query) {
-            let picture = whole_picture(query, backend.as_mut()).await?;
-            held = picture.iter().any(is_held);
-            print(match picture.as_slice() {
-                [only] if wants_description(query) => describe::describe(only, query, screen),
-                all => as_table(query, all, screen),
-            })?;
-        } else {
-            let mut printer = Printer::new(query, screen);
-            each_wanted(query, backend.as_mut(), |page| {
-                held |= page.iter().any(is_held);
-                printer.add(&page)
-            })
-            .await?;
-            printer.finish(query)?;
-        }
+        each_wanted(query, backend.as_mut(), |states| {
+            held |= states.iter().any(is_held);
+            printer.add(&states)
+        })
+        .await?;
+        printer.finish()?;
         for selector in &query.wanted {
             if let Selector::Name(name) = selector
                 && let Some(lock) = held_by_root(&query.service.address, name)
@@ -87,27 +83,22 @@ pub fn status(args: StatusArgs, mut layers: Layers, voice: &mut Voice) -> Result
     })
 }
 
-/// Pages are laid out together and sorted there.
-fn is_table_on_terminal(query: &Query) -> bool {
-    matches!(query.layout, None | Some(Layout::Table)) && std::io::stdout().is_terminal()
-}
-
 fn is_held(state: &LockState) -> bool {
     state.state != State::Free
-}
-
-/// One lock was asked for, and nothing was said about how to show it.
-fn wants_description(query: &Query) -> bool {
-    query.layout.is_none() && !query.held && matches!(query.wanted.as_slice(), [Selector::Name(_)])
 }
 
 async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice: &mut Voice) -> Result<Exit> {
     let (mut drawn, mut trouble) = (false, None);
     loop {
-        match whole_picture(query, backend).await {
-            Ok(picture) => {
+        let mut picture = Vec::new();
+        let fetched = each_wanted(query, backend, |states| {
+            picture.extend(states);
+            Ok(())
+        });
+        match fetched.await {
+            Ok(()) => {
                 if trouble.take().is_some() {
-                    voice.say(&Event::recovered());
+                    voice.tell(None, &Event::recovered());
                 }
                 draw(query, &picture, drawn)?;
                 drawn = true;
@@ -117,7 +108,7 @@ async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice:
             Err(error) => {
                 let why = Some(causes(&error, ""));
                 if why != trouble {
-                    voice.say(&Event::waiting_for_backend(why.as_deref().unwrap_or_default()));
+                    voice.tell(None, &Event::waiting_for_backend(why.as_deref().unwrap_or_default()));
                     trouble = why;
                 }
             }
@@ -126,47 +117,36 @@ async fn watch(query: &Query, every: Duration, backend: &mut dyn Backend, voice:
     }
 }
 
+/// Hands over the locks that were asked for: page by page or, for a terminal, all of them, sorted.
 async fn each_wanted(
     query: &Query,
     backend: &mut dyn Backend,
     mut show: impl FnMut(Vec<LockState>) -> Result<()>,
 ) -> Result<()> {
+    let mut all = Vec::new();
     each_page(&query.wanted, query.service.patience.connect, backend, |mut page| {
         page.retain(|state| !query.held || is_held(state));
+        if query.on_terminal {
+            all.extend(page);
+            return Ok(());
+        }
         show(page)
     })
-    .await
-}
-
-async fn whole_picture(query: &Query, backend: &mut dyn Backend) -> Result<Vec<LockState>> {
-    let mut all = Vec::new();
-    each_wanted(query, backend, |page| {
-        all.extend(page);
-        Ok(())
-    })
     .await?;
-    if is_table_on_terminal(query) {
-        table::sort(&mut all);
-    }
-    Ok(all)
-}
-
-fn as_table(query: &Query, picture: &[LockState], screen: Screen) -> String {
-    match picture {
-        [] => nothing(query).to_owned(),
-        _ => LockTable::new(screen).of(picture),
-    }
+    table::sort(&mut all);
+    if query.on_terminal { show(all) } else { Ok(()) }
 }
 
 /// In the place of what a terminal shows already, and never more than it has room for.
 fn draw(query: &Query, picture: &[LockState], again: bool) -> Result<()> {
     let screen = Screen { strict: true, ..Screen::of_stdout(query.color) };
-    if !is_table_on_terminal(query) {
+    if !query.on_terminal {
         let mut printer = Printer::new(query, screen);
         printer.add(picture)?;
-        return printer.finish(query);
+        return printer.finish();
     }
-    let text = on_one_screen(&as_table(query, picture, screen), screen.height);
+    let table = if picture.is_empty() { nothing(query).to_owned() } else { table::lines(&mut None, picture, screen) };
+    let text = on_one_screen(&table, screen.height);
     // A terminal that is told to clear itself moves what it shows to where one can scroll back to: that is wanted once.
     let clear = if again { "" } else { "\x1b[2J" };
     print(format!("{clear}\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")))
@@ -191,51 +171,49 @@ fn nothing(query: &Query) -> &'static str {
     }
 }
 
-/// Prints pages as they come.
-enum Printer {
-    Table { table: Box<LockTable>, printed: usize },
-    Json { printed: usize },
-    Prometheus(Box<Exposition>),
+/// Prints pages as they come. But all samples of a metric stand together: metrics wait until every lock is known, so that
+/// whoever collects them never gets half of them.
+struct Printer<'a> {
+    query: &'a Query,
+    screen: Screen,
+    table: LockTable,
+    samples: Vec<prometheus::Samples>,
+    printed: usize,
 }
 
-impl Printer {
-    fn new(query: &Query, screen: Screen) -> Printer {
-        match query.layout {
-            None | Some(Layout::Table) => Printer::Table { table: Box::new(LockTable::new(screen)), printed: 0 },
-            Some(Layout::Json) => Printer::Json { printed: 0 },
-            Some(Layout::Prometheus) => {
-                Printer::Prometheus(Box::new(Exposition::new(&query.service.address.to_string())))
-            }
-        }
+impl Printer<'_> {
+    fn new(query: &Query, screen: Screen) -> Printer<'_> {
+        Printer { query, screen, table: None, samples: Vec::new(), printed: 0 }
     }
 
     fn add(&mut self, states: &[LockState]) -> Result<()> {
-        match self {
-            Printer::Table { .. } if states.is_empty() => Ok(()),
-            Printer::Table { table, printed } => {
-                *printed += states.len();
-                print(table.of(states))
+        match (self.query.layout, states) {
+            (Layout::Table, []) => {}
+            (Layout::Table, [only]) if self.query.describe => {
+                print(describe::describe(only, self.query, self.screen))?;
             }
-            Printer::Json { printed } => {
+            (Layout::Table, _) => print(table::lines(&mut self.table, states, self.screen))?,
+            (Layout::Json, _) => {
                 let mut text = String::new();
-                for state in states {
-                    text += if *printed == 0 { "[" } else { ",\n " };
+                for (at, state) in states.iter().enumerate() {
+                    text += if self.printed + at == 0 { "[" } else { ",\n " };
                     text += &json_escaped(&serde_json::to_string(state)?);
-                    *printed += 1;
                 }
-                print(text)
+                print(text)?;
             }
-            Printer::Prometheus(exposition) => exposition.add(states),
+            (Layout::Prometheus, _) => self.samples.extend(states.iter().map(prometheus::samples)),
         }
+        self.printed += states.len();
+        Ok(())
     }
 
-    fn finish(self, query: &Query) -> Result<()> {
-        match self {
-            Printer::Table { printed: 0, .. } => print(nothing(query)),
-            Printer::Table { .. } => Ok(()),
-            Printer::Json { printed: 0 } => print("[]\n"),
-            Printer::Json { .. } => print("]\n"),
-            Printer::Prometheus(exposition) => exposition.finish(),
+    fn finish(self) -> Result<()> {
+        match (self.query.layout, self.printed) {
+            (Layout::Table, 0) => print(nothing(self.query)),
+            (Layout::Table, _) => Ok(()),
+            (Layout::Json, 0) => print("[]\n"),
+            (Layout::Json, _) => print("]\n"),
+            (Layout::Prometheus, _) => prometheus::expose(&self.query.service.address.to_string(), &self.samples),
         }
     }
 }

@@ -37,18 +37,6 @@ pub enum Paint {
     Bad,
 }
 
-impl Paint {
-    pub fn on(self, text: &str) -> String {
-        let code = match self {
-            Paint::Plain => return text.to_owned(),
-            Paint::Good => "32",
-            Paint::Odd => "1;35",
-            Paint::Bad => "1;31",
-        };
-        format!("\x1b[{code}m{text}\x1b[0m")
-    }
-}
-
 impl From<&str> for Cell {
     fn from(text: &str) -> Cell {
         text.to_owned().into()
@@ -93,7 +81,13 @@ impl Screen {
     }
 
     pub fn paint(&self, paint: Paint, text: &str) -> String {
-        if self.color { paint.on(text) } else { text.to_owned() }
+        let code = match paint {
+            Paint::Good if self.color => "32",
+            Paint::Odd if self.color => "1;35",
+            Paint::Bad if self.color => "1;31",
+            _ => return text.to_owned(),
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
     }
 }
 

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::builder::PossibleValue;
 use clap::{Arg, Command};
 use nix::sys::signal::Signal;
 
@@ -59,6 +58,7 @@ fn of_verb(cli: &Command, verb: &Command, before: &[String], start: &str) -> Res
     }
     if start.starts_with('-') {
         let options = verb.get_arguments().filter(|arg| !arg.is_hide_set());
+        let help = |arg: &Arg| arg.get_help().map(ToString::to_string).unwrap_or_default();
         let named = options.filter_map(|arg| Some((format!("--{}", arg.get_long()?), help(arg))));
         return Ok(starting_with(start, named.collect()));
     }
@@ -69,18 +69,17 @@ fn of_verb(cli: &Command, verb: &Command, before: &[String], start: &str) -> Res
 /// What an option or argument can be, where dlock knows.
 fn values(cli: &Command, verb: &Command, arg: &Arg, common: &Common) -> Result<Vec<Word>> {
     let plain = |words: Vec<String>| words.into_iter().map(|word| (word, String::new())).collect();
-    let one_of = |words: Vec<PossibleValue>| plain(words.iter().map(|word| word.get_name().to_owned()).collect());
     Ok(match arg.get_id().as_str() {
         "name" | "names" | "words" => plain(names(verb.get_name() == "force-release", common)?),
         "backend" => plain(Layers::load(Common { backend: None, ..common.clone() })?.profiles()),
         "config" | "metrics_file" | "resource" => plain(vec![FILES.to_owned()]),
         "signal" => plain(Signal::iterator().map(|signal| signal.as_str()["SIG".len()..].to_owned()).collect()),
-        "log" => one_of(choices::<Format>()),
-        "on_lost" => one_of(choices::<OnLost>()),
-        "leftovers" => one_of(choices::<Leftovers>()),
-        "format" => one_of(choices::<Layout>()),
-        "color" => one_of(choices::<Color>()),
-        "shell" => one_of(choices::<Shell>()),
+        "log" => plain(choices::<Format>()),
+        "on_lost" => plain(choices::<OnLost>()),
+        "leftovers" => plain(choices::<Leftovers>()),
+        "format" => plain(choices::<Layout>()),
+        "color" => plain(choices::<Color>()),
+        "shell" => plain(choices::<Shell>()),
         "page" => plain(PAGES.iter().map(|(name, _)| (*name).to_owned()).collect()),
         "verb" => verbs(cli),
         _ => Vec::new(),
@@ -92,10 +91,6 @@ fn verbs(cli: &Command) -> Vec<Word> {
     shown
         .map(|verb| (verb.get_name().to_owned(), verb.get_about().map(ToString::to_string).unwrap_or_default()))
         .collect()
-}
-
-fn help(arg: &Arg) -> String {
-    arg.get_help().map(ToString::to_string).unwrap_or_default()
 }
 
 fn starting_with(start: &str, mut words: Vec<Word>) -> Vec<Word> {

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use nix::sys::signal::Signal;
 
 use crate::cli::{self, Named, Names};
@@ -90,15 +89,13 @@ pub fn signal(text: &str) -> Result<i32> {
 
 /// One of a few words.
 pub fn choice<T: ValueEnum>(text: &str) -> Result<T> {
-    T::from_str(text, false).map_err(|_| {
-        let known = words::<T>();
-        anyhow!("{text:?} is not one of {}", known.iter().map(PossibleValue::get_name).collect::<Vec<_>>().join(", "))
-    })
+    T::from_str(text, false).map_err(|_| anyhow!("{text:?} is not one of {}", words::<T>().join(", ")))
 }
 
 /// The words of a [`choice`].
-pub fn words<T: ValueEnum>() -> Vec<PossibleValue> {
-    T::value_variants().iter().filter_map(T::to_possible_value).collect()
+pub fn words<T: ValueEnum>() -> Vec<String> {
+    let all = T::value_variants().iter().filter_map(T::to_possible_value);
+    all.map(|word| word.get_name().to_owned()).collect()
 }
 
 fn number<N: FromStr + PartialOrd>(text: &str, range: impl RangeBounds<N>, what: &str) -> Result<N> {

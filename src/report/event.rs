@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{describe, place, whole_seconds};
 use crate::clock::millis;
@@ -29,12 +29,12 @@ pub struct Event {
     /// The `event` of a line for machines.
     pub kind: &'static str,
     pub text: String,
-    /// What machines read beside the text.
-    pub fields: Map<String, Value>,
+    /// What machines read beside the text: an object, or nothing.
+    pub fields: Value,
 }
 
 fn error(kind: &'static str, text: impl Into<String>) -> Event {
-    Event { level: Level::Error, kind, text: text.into(), fields: Map::new() }
+    Event { level: Level::Error, kind, text: text.into(), fields: Value::Null }
 }
 
 fn warning(kind: &'static str, text: impl Into<String>) -> Event {
@@ -53,66 +53,56 @@ fn slowness(pace: Pace) -> String {
 
 /// The manual page lists the kinds under MONITORING.
 impl Event {
-    fn with(mut self, field: &str, value: impl Into<Value>) -> Event {
-        self.fields.insert(field.to_owned(), value.into());
-        self
-    }
-
-    fn with_span(self, field: &str, span: Duration) -> Event {
-        self.with(field, millis(span))
+    fn with(self, fields: Value) -> Event {
+        Event { fields, ..self }
     }
 
     fn with_pace(self, pace: Pace) -> Event {
-        self.with_span("margin_ms", pace.margin())
-            .with("processes", pace.processes)
-            .with_span("lateness_ms", pace.lateness)
-            .with_span("walk_ms", pace.walk)
+        let (margin, lateness, walk) = (millis(pace.margin()), millis(pace.lateness), millis(pace.walk));
+        let processes = pace.processes;
+        self.with(json!({"margin_ms": margin, "processes": processes, "lateness_ms": lateness, "walk_ms": walk}))
     }
 
     pub fn failed(text: String, exit_code: u8) -> Event {
-        error("failed", text).with("exit_code", exit_code)
+        error("failed", text).with(json!({"exit_code": exit_code}))
     }
 
     pub fn acquired(token: Token, waited: Duration) -> Event {
         info("acquired", format!("acquired with token {token} after {}", rounded(waited)))
-            .with("fencing_token", token.0)
-            .with_span("waited_ms", waited)
+            .with(json!({"fencing_token": token.0, "waited_ms": millis(waited)}))
     }
 
     pub fn released(token: Token, exit_code: u8, duration: Duration) -> Event {
         info("released", format!("released: exit code {exit_code} after {}", rounded(duration)))
-            .with("fencing_token", token.0)
-            .with("exit_code", exit_code)
-            .with_span("duration_ms", duration)
+            .with(json!({"fencing_token": token.0, "exit_code": exit_code, "duration_ms": millis(duration)}))
     }
 
     pub fn waiting(holder: Option<&Holder>, ahead: Option<usize>, waited: Duration) -> Event {
         let who = holder.map_or_else(|| format!(": {SOMEBODY}"), |holder| format!(", held by {}", describe(holder)));
         info(WAITING, format!("waiting for {}{who}{}", rounded(waited), place(ahead)))
-            .with("holder", json!(holder))
-            .with("ahead", json!(ahead))
-            .with_span("waited_ms", waited)
+            .with(json!({"holder": holder, "ahead": ahead, "waited_ms": millis(waited)}))
     }
 
     pub fn busy(holder: Option<&Holder>) -> Event {
         let who = holder.map_or_else(|| SOMEBODY.into(), |holder| format!("held by {}", describe(holder)));
-        warning("busy", format!("not acquired: {who}")).with("holder", json!(holder))
+        warning("busy", format!("not acquired: {who}")).with(json!({"holder": holder}))
     }
 
     pub fn already_ran(key: &str) -> Event {
-        info("already-ran", format!("a successful run with --once {key} is on record; not run again")).with("once", key)
+        info("already-ran", format!("a successful run with --once {key} is on record; not run again"))
+            .with(json!({"once": key}))
     }
 
     /// The lease cannot be renewed.
     pub fn trouble(why: &str, ends_in: Duration) -> Event {
         let span = rounded(ends_in);
         warning("trouble", format!("cannot renew the lease: {why}; ending the command in {span} unless that changes"))
-            .with("reason", why)
-            .with_span("ends_in_ms", ends_in)
+            .with(json!({"reason": why, "ends_in_ms": millis(ends_in)}))
     }
 
     pub fn waiting_for_backend(why: &str) -> Event {
-        warning("trouble", format!("the backend does not answer: {why}; still waiting for it")).with("reason", why)
+        warning("trouble", format!("the backend does not answer: {why}; still waiting for it"))
+            .with(json!({"reason": why}))
     }
 
     pub fn recovered() -> Event {
@@ -120,27 +110,25 @@ impl Event {
     }
 
     pub fn lost(why: &str) -> Event {
-        error("lost", format!("lost the lock: {why}; ending the command")).with("reason", why)
+        error("lost", format!("lost the lock: {why}; ending the command")).with(json!({"reason": why}))
     }
 
     /// Noticed only when the command had ended.
     pub fn found_lost() -> Event {
         let why = "it was no longer ours when the command had ended";
-        error("lost", format!("lost the lock: {why}")).with("reason", why)
+        error("lost", format!("lost the lock: {why}")).with(json!({"reason": why}))
     }
 
     pub fn force_released(by: &Revocation) -> Event {
         let how = format!("{} took it away with force-release --now ({})", by.operator(), by.reason);
         error("lost", format!("lost the lock: {how}; ending the command"))
-            .with("reason", by.reason.as_str())
-            .with("revoked_by", json!(by.by))
+            .with(json!({"reason": by.reason, "revoked_by": by.by}))
     }
 
     pub fn revoked(by: &Revocation) -> Event {
         let (who, reason) = (by.operator(), by.reason.as_str());
         error("revoked", format!("{who} takes the lock away ({reason}); ending the command"))
-            .with("reason", reason)
-            .with("revoked_by", json!(by.by))
+            .with(json!({"reason": reason, "revoked_by": by.by}))
     }
 
     /// The job was suspended for so long, if that is why.
@@ -153,7 +141,7 @@ impl Event {
                     "the job was suspended for {span_text} and its lease could not be renewed; ended the command before \
                      the lease ran out"
                 );
-                error("expired", text).with_span("suspended_ms", span)
+                error("expired", text).with(json!({"suspended_ms": millis(span)}))
             }
         }
     }
@@ -183,23 +171,24 @@ impl Event {
              lease lasts",
             named.join(", ")
         );
-        error("cannot-signal", text).with("pids", processes.iter().map(|(_, pid)| *pid).collect::<Vec<_>>())
+        let pids: Vec<_> = processes.iter().map(|(_, pid)| pid).collect();
+        error("cannot-signal", text).with(json!({"pids": pids}))
     }
 
     pub fn timed_out(after: Duration) -> Event {
         warning("timed-out", format!("--timeout of {} has passed; ending the command", rounded(after)))
-            .with_span("after_ms", after)
+            .with(json!({"after_ms": millis(after)}))
     }
 
     pub fn held_long(after: Duration) -> Event {
         let span = rounded(after);
         warning("held-long", format!("the command has run for more than {span} (--warn-after); it goes on"))
-            .with_span("after_ms", after)
+            .with(json!({"after_ms": millis(after)}))
     }
 
     pub fn leftovers(processes: usize) -> Event {
         let text = format!("the command left {processes} process(es) behind; ended them (see --leftovers)");
-        warning("leftovers", text).with("processes", processes)
+        warning("leftovers", text).with(json!({"processes": processes}))
     }
 
     pub fn guardian_died() -> Event {
@@ -211,38 +200,38 @@ impl Event {
     }
 
     pub fn release_failed(why: &str) -> Event {
-        warning("release-failed", format!("not released: {why}; the lease will run out by itself")).with("reason", why)
+        warning("release-failed", format!("not released: {why}; the lease will run out by itself"))
+            .with(json!({"reason": why}))
     }
 
     pub fn unrecorded(what: &str) -> Event {
-        warning("unrecorded", format!("released, but {what}")).with("reason", what)
+        warning("unrecorded", format!("released, but {what}")).with(json!({"reason": what}))
     }
 
     /// execve(2) has failed.
     pub fn not_started(program: &str, why: &std::io::Error) -> Event {
-        let event = match why.kind() {
-            ErrorKind::NotFound => error("not-found", format!("{program}: command not found")),
-            _ => {
-                error("cannot-execute", format!("{program}: cannot be executed: {why}")).with("reason", why.to_string())
+        match why.kind() {
+            ErrorKind::NotFound => {
+                error("not-found", format!("{program}: command not found")).with(json!({"program": program}))
             }
-        };
-        event.with("program", program)
+            _ => error("cannot-execute", format!("{program}: cannot be executed: {why}"))
+                .with(json!({"program": program, "reason": why.to_string()})),
+        }
     }
 
     pub fn metrics_failed(why: &str) -> Event {
-        warning("metrics-failed", format!("no metrics: {why}")).with("reason", why)
+        warning("metrics-failed", format!("no metrics: {why}")).with(json!({"reason": why}))
     }
 
     pub fn hook_failed(event: &str, why: &str) -> Event {
         warning("hook-failed", format!("the --on-event command for {event} failed: {why}"))
-            .with("hook_event", event)
-            .with("reason", why)
+            .with(json!({"hook_event": event, "reason": why}))
     }
 
     /// `--keep-trying` begins another round.
     pub fn stands_again(after: Duration) -> Event {
         info("stands-again", format!("trying to acquire the lock again in {}", rounded(after)))
-            .with_span("after_ms", after)
+            .with(json!({"after_ms": millis(after)}))
     }
 
     pub fn another_lock(of_root: &Path) -> Event {
@@ -251,13 +240,12 @@ impl Event {
             "root holds {path}, which is another lock: this one excludes only runs of this user; for one lock, name the \
              same --backend file:///DIR for both"
         );
-        warning("another-lock", text).with("path", path)
+        warning("another-lock", text).with(json!({"path": path}))
     }
 
     pub fn shorter_ttl(granted: Duration, asked: Duration) -> Event {
         warning("shorter-ttl", format!("the server grants a ttl of {}, not {}", rounded(granted), rounded(asked)))
-            .with_span("ttl_ms", granted)
-            .with_span("asked_ms", asked)
+            .with(json!({"ttl_ms": millis(granted), "asked_ms": millis(asked)}))
     }
 
     pub fn fence_busy(resource: &str, mark: &str) -> Event {
@@ -265,6 +253,6 @@ impl Event {
             "waiting for another fence on {resource}, or for a process that its command left running; see which: \
              fuser -v {mark}"
         );
-        warning("fence-busy", text).with("resource", resource)
+        warning("fence-busy", text).with(json!({"resource": resource}))
     }
 }

@@ -10,23 +10,13 @@ use crate::lock::{Holder, LastRun, Outcome, rfc3339, rounded};
 
 /// A holder in a few words: `web1 pid 4242 (./report.sh) for 3m 12s, note "maintenance"`.
 pub fn describe(holder: &Holder) -> String {
-    let mut words = Vec::new();
-    match (&holder.host, &holder.owner) {
-        (Some(host), _) => words.push(host.clone()),
-        (None, Some(owner)) => words.push(owner.clone()),
-        (None, None) => words.push("another program".into()),
-    }
-    if let Some(pid) = holder.pid {
-        words.push(format!("pid {pid}"));
-    }
-    if let Some(command) = &holder.command {
-        words.push(format!("({command})"));
-    }
-    if let Some(at) = holder.acquired_at.filter(|at| *at <= clock::wall()) {
-        words.push(format!("for {}", whole_seconds(since(at))));
-    }
+    let who = holder.host.as_deref().or(holder.owner.as_deref()).unwrap_or("another program");
+    let pid = holder.pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+    let command = holder.command.as_ref().map(|command| format!(" ({command})")).unwrap_or_default();
+    let since_when = holder.acquired_at.filter(|at| *at <= clock::wall());
+    let age = since_when.map(|at| format!(" for {}", whole_seconds(since(at)))).unwrap_or_default();
     let note = holder.note.as_ref().map(|note| format!(", note \"{note}\"")).unwrap_or_default();
-    words.join(" ") + &note
+    format!("{who}{pid}{command}{age}{note}")
 }
 
 /// `root@web1:4242`, as far as it is known.

@@ -13,7 +13,7 @@ use dlock::backend::redlock::nodes::Answer;
 use dlock::backend::zookeeper::queue::Queue;
 use dlock::backend::zookeeper::wire::{self, Connected};
 use dlock::backend::{self, Address, file, postgres, sql, zookeeper};
-use dlock::commands::status::table::LockTable;
+use dlock::commands::status::table::lines;
 use dlock::commands::table::Screen;
 use dlock::config::ConfigFile;
 use dlock::guardian::wire::{GuardianEvent, Link, Order};
@@ -363,6 +363,6 @@ fn show(state: LockState) {
     let json = json_escaped(&serde_json::to_string(&state).unwrap());
     assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok(), "{json}");
     let screen = Screen { width: Some(80), height: None, color: false, strict: true };
-    let table = LockTable::new(screen).of(&[state]);
+    let table = lines(&mut None, &[state], screen);
     assert!(!table.contains(|c: char| c != '\n' && c.is_control()), "{table:?}");
 }

@@ -60,26 +60,25 @@ pub fn refuse_foreign(path: &Path) -> Result<()> {
 
 /// Counts what is known when the command has been started. Nobody is kept waiting for it.
 pub fn count_start(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
-    change(path, Duration::from_millis(200), |samples| start(&mut Series { samples, name }, tally))
+    change(path, name, Duration::from_millis(200), |series| start(series, tally))
 }
 
 /// Counts the rest.
 pub fn count_end(path: &Path, name: &LockName, tally: &Tally) -> Result<()> {
-    change(path, Duration::from_secs(5), |samples| {
-        let mut series = Series { samples, name };
+    change(path, name, Duration::from_secs(5), |series| {
         if !tally.start_counted {
-            start(&mut series, tally);
+            start(series, tally);
         }
-        end(&mut series, tally);
+        end(series, tally);
     })
 }
 
-fn change(path: &Path, patience: Duration, count: impl FnOnce(&mut Samples)) -> Result<()> {
+fn change(path: &Path, name: &LockName, patience: Duration, count: impl FnOnce(&mut Series)) -> Result<()> {
     let about = || format!("cannot write metrics to {}", path.display());
     let file = Metrics(openat::resolve(path).with_context(about)?);
     let _guard = file.lock(patience).with_context(about)?;
     let mut samples = file.read().with_context(|| format!("cannot read {}", path.display()))?;
-    count(&mut samples);
+    count(&mut Series { samples: &mut samples, name });
     file.write(&samples).with_context(about)
 }
 

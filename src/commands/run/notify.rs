@@ -23,7 +23,13 @@ impl Notify {
     pub fn to(manager: &OsStr) -> Option<Notify> {
         let socket = UnixDatagram::unbound().ok()?;
         socket.set_nonblocking(true).ok()?;
-        Some(Notify { socket, manager: address(manager)?, status: String::new() })
+        // An absolute path, or an abstract name behind an `@`.
+        let manager = match manager.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok()?,
+            [b'/', ..] => SocketAddr::from_pathname(manager).ok()?,
+            _ => return None,
+        };
+        Some(Notify { socket, manager, status: String::new() })
     }
 
     /// What happens at present; told when it changes.
@@ -47,14 +53,5 @@ impl Notify {
 
     fn send(&self, assignments: &str) {
         let _ = self.socket.send_to_addr(assignments.as_bytes(), &self.manager);
-    }
-}
-
-/// An absolute path, or an abstract name behind an `@`.
-fn address(name: &OsStr) -> Option<SocketAddr> {
-    match name.as_bytes() {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name).ok(),
-        [b'/', ..] => SocketAddr::from_pathname(name).ok(),
-        _ => None,
     }
 }

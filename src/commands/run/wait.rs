@@ -125,23 +125,23 @@ impl Run {
 
     fn heard_while_waiting(&mut self, news: KeeperEvent) -> Result<Option<Waited>> {
         match news {
-            KeeperEvent::Nested(_) if self.job.reentrant && self.job.once.is_some() => {
-                let advice = "--once and --reentrant do not go together inside another run of the same lock: the key is \
-                              checked when a lock is acquired, and the outer run has acquired it";
-                return Err(self.about(Fault::Usage.because(advice)));
-            }
-            KeeperEvent::Nested(holder) if self.job.reentrant => {
-                if !holder.owner.as_deref().is_some_and(is_ancestor) {
-                    let advice = "--reentrant works only in a process that the outer dlock run started and will end. The \
-                                  variables of that run are set here, but it is not an ancestor of this process, or \
-                                  it has --leftovers leave: it would not end this command in time";
-                    return Err(self.about(Fault::Usage.because(advice)));
-                }
-                return Ok(Some(Waited::Nested(holder)));
-            }
-            KeeperEvent::Nested(_) => {
-                let advice = "this runs inside another run of the same lock and would wait for itself for ever; \
-                              --reentrant runs it under the lease of that run";
+            KeeperEvent::Nested(holder) => {
+                let advice = match () {
+                    () if !self.job.reentrant => {
+                        "this runs inside another run of the same lock and would wait for itself for ever; --reentrant \
+                         runs it under the lease of that run"
+                    }
+                    () if self.job.once.is_some() => {
+                        "--once and --reentrant do not go together inside another run of the same lock: the key is \
+                         checked when a lock is acquired, and the outer run has acquired it"
+                    }
+                    () if !holder.owner.as_deref().is_some_and(is_ancestor) => {
+                        "--reentrant works only in a process that the outer dlock run started and will end. The \
+                         variables of that run are set here, but it is not an ancestor of this process, or it has \
+                         --leftovers leave: it would not end this command in time"
+                    }
+                    () => return Ok(Some(Waited::Nested(holder))),
+                };
                 return Err(self.about(Fault::Usage.because(advice)));
             }
             KeeperEvent::AlreadyRan => {

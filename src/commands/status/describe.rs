@@ -45,30 +45,21 @@ fn circumstances(state: &LockState) -> String {
     format!("{mode}{note}")
 }
 
-fn of_holder(holder: &Holder) -> Vec<(&'static str, String)> {
+fn of_holder(holder: &Holder) -> impl Iterator<Item = (&'static str, String)> {
     let host = holder.host.as_deref().or(holder.owner.as_deref());
     let command = holder.command.as_deref().unwrap_or("(not dlock)");
     let slot = holder.slot.map(|slot| format!(" in slot {slot}")).unwrap_or_default();
     let who = whose(holder.user.as_deref(), host, holder.pid);
-    let mut lines = vec![("holder", escape(format_args!("{who}{slot} {command}")))];
-    if let Some(note) = &holder.note {
-        lines.push(("note", escape(note)));
-    }
-    if let Some(at) = holder.acquired_at {
-        lines.push(("since", date_and_age(at)));
-    }
-    match (holder.ttl, holder.expires_in) {
-        (Some(ttl), Some(left)) => {
-            lines.push(("lease", format!("{}, ends in {} unless renewed", brief(ttl), brief(left))))
-        }
-        (Some(ttl), None) => lines.push(("lease", brief(ttl))),
-        (None, Some(left)) => lines.push(("lease", format!("ends in {} unless renewed", brief(left)))),
-        (None, None) => {}
-    }
-    if let Some(token) = holder.fencing_token {
-        lines.push(("token", token.to_string()));
-    }
-    lines
+    let ends = holder.expires_in.map(|left| format!("ends in {} unless renewed", brief(left)));
+    let lease: Vec<_> = holder.ttl.map(brief).into_iter().chain(ends).collect();
+    let lines = [
+        Some(("holder", escape(format_args!("{who}{slot} {command}")))),
+        holder.note.as_ref().map(|note| ("note", escape(note))),
+        holder.acquired_at.map(|at| ("since", date_and_age(at))),
+        (!lease.is_empty()).then(|| ("lease", lease.join(", "))),
+        holder.fencing_token.map(|token| ("token", token.to_string())),
+    ];
+    lines.into_iter().flatten()
 }
 
 /// Since when comes first: a command may be longer than a terminal is wide.

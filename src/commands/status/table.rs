@@ -19,33 +19,24 @@ static LAYOUT: Layout<COLUMNS> = Layout {
     dispensable: &[(LAST_RUN, 24), (EXPIRES_IN, 24), (TOKEN, 24), (WAITERS, 20), (HELD_FOR, 8)],
 };
 
-pub struct LockTable {
-    screen: Screen,
-    /// Laid out by the first locks.
-    table: Option<Table<COLUMNS>>,
-}
+/// Laid out by the first locks.
+pub type LockTable = Option<Table<COLUMNS>>;
 
-impl LockTable {
-    pub fn new(screen: Screen) -> LockTable {
-        LockTable { screen, table: None }
-    }
-
-    /// These locks, below a head if they are the first.
-    pub fn of(&mut self, states: &[LockState]) -> String {
-        let rows: Vec<_> = states.iter().flat_map(rows).collect();
-        let is_first = self.table.is_none();
-        let table = self.table.get_or_insert_with(|| Table::for_rows(&LAYOUT, &rows, self.screen));
-        let mut text = if is_first { table.head() } else { String::new() };
-        for mut row in rows {
-            if !table.shows(LAST_RUN) && row[HOLDER].text == "-" && row[LAST_RUN].text != "-" {
-                let last = &row[LAST_RUN].text;
-                let last = if last == NEVER { NEVER.to_owned() } else { format!("last run: {last}") };
-                row[HOLDER] = last.into();
-            }
-            text += &table.line(&row);
+/// These locks, below a head if they are the first.
+pub fn lines(table: &mut LockTable, states: &[LockState], screen: Screen) -> String {
+    let rows: Vec<_> = states.iter().flat_map(rows).collect();
+    let is_first = table.is_none();
+    let table = table.get_or_insert_with(|| Table::for_rows(&LAYOUT, &rows, screen));
+    let mut text = if is_first { table.head() } else { String::new() };
+    for mut row in rows {
+        if !table.shows(LAST_RUN) && row[HOLDER].text == "-" && row[LAST_RUN].text != "-" {
+            let last = &row[LAST_RUN].text;
+            let last = if last == NEVER { NEVER.to_owned() } else { format!("last run: {last}") };
+            row[HOLDER] = last.into();
         }
-        text
+        text += &table.line(&row);
     }
+    text
 }
 
 /// What is shown of a name that nobody ever used, or whose runs were forgotten.
@@ -171,7 +162,7 @@ mod tests {
             (80, &["NAME", "STATE", "HELD FOR", "WAITERS", "TOKEN", "HOLDER"]),
             (200, &LAYOUT.heads),
         ] {
-            let text = LockTable::new(screen(width)).of(&states);
+            let text = lines(&mut None, &states, screen(width));
             let head = text.lines().next().unwrap();
             let shown: Vec<_> = LAYOUT.heads.iter().filter(|one| head.contains(*one)).collect();
             assert_eq!(shown, heads.iter().collect::<Vec<_>>(), "{text}");
@@ -181,9 +172,9 @@ mod tests {
 
     #[test]
     fn what_is_wider_than_the_first_page_moves_its_own_line_only() {
-        let (mut table, name) = (LockTable::new(Screen { width: None, ..screen(0) }), "long-".repeat(30));
-        let first = table.of(&[free("a")]);
-        let second = table.of(&[free(&name), free("b")]);
+        let (mut table, piped, name) = (None, Screen { width: None, ..screen(0) }, "long-".repeat(30));
+        let first = lines(&mut table, &[free("a")], piped);
+        let second = lines(&mut table, &[free(&name), free("b")], piped);
         let column = |line: &str| line.find("free").or(line.find("STATE"));
         let columns: Vec<_> = first.lines().chain(second.lines()).map(column).collect();
         assert_eq!(columns, [Some(6), Some(6), Some(name.len() + 2), Some(6)], "{first}{second}");
