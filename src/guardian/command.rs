@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -71,10 +70,8 @@ impl Command {
         let guardian = getpid();
         let failed = self.exec_failed.take();
         let forked = leaf.as_ref().and_then(|leaf| leaf.fork().ok());
-        if forked.is_none()
-            && let Some(leaf) = leaf.take()
-        {
-            leaf.remove();
+        if forked.is_none() {
+            *leaf = None;
         }
         // SAFETY: there is one thread, so the child is a complete process.
         match forked.map_or_else(|| unsafe { fork() }, Ok)? {
@@ -197,49 +194,35 @@ fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
 /// It is a help and no proof: root's processes can leave it. The walk over the tree follows in any case.
 #[derive(Debug)]
 pub struct Leaf {
-    pub path: PathBuf,
-    directory: Arc<File>,
-    members: Arc<File>,
-    kill: Arc<File>,
+    directory: OwnedFd,
+    members: File,
+    kill: File,
 }
 
 impl Leaf {
-    pub fn make() -> Option<Leaf> {
+    /// Where one can be made, if anywhere. dlock has to know the place, since it may have to kill and remove what its
+    /// guardian has made.
+    pub fn place() -> Option<PathBuf> {
         let base = own_cgroup()?;
         if geteuid().is_root() && Path::new("/run/systemd/system").exists() && !is_delegated(&base) {
             return None;
         }
         // Somebody in another pid namespace may have the same process id.
-        let path = base.join(format!("dlock.{}.{}", getpid(), clock::now().as_nanos()));
-        DirBuilder::new().mode(0o755).create(&path).ok()?;
-        let open = || -> std::io::Result<[File; 3]> {
-            let members = File::open(path.join("cgroup.procs"))?;
-            // Kernels before 5.14 have none.
-            let kill = File::options().write(true).open(path.join("cgroup.kill"))?;
-            Ok([File::open(&path)?, members, kill])
+        Some(base.join(format!("dlock.{}.{}", getpid(), clock::now().as_nanos())))
+    }
+
+    pub fn make(place: &Path) -> Option<Leaf> {
+        DirBuilder::new().mode(0o755).create(place).ok()?;
+        let open = || -> std::io::Result<Leaf> {
+            let directory = File::open(place)?.into();
+            let members = File::open(place.join("cgroup.procs"))?;
+            Ok(Leaf { directory, members, kill: kill_file(place)? })
         };
-        match open() {
-            Ok(files) => Some(Leaf::with(path, files)),
-            Err(_) => {
-                let _ = std::fs::remove_dir(&path);
-                None
-            }
+        let made = open().ok();
+        if made.is_none() {
+            Leaf::remove(place);
         }
-    }
-
-    /// As another process has made it; see [`descriptors`](Self::descriptors).
-    pub fn received(path: PathBuf, descriptors: Vec<OwnedFd>) -> Option<Leaf> {
-        let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
-        files.try_into().ok().map(|files| Leaf::with(path, files))
-    }
-
-    fn with(path: PathBuf, files: [File; 3]) -> Leaf {
-        let [directory, members, kill] = files.map(Arc::new);
-        Leaf { path, directory, members, kill }
-    }
-
-    pub fn descriptors(&self) -> [Arc<File>; 3] {
-        [&self.directory, &self.members, &self.kill].map(Arc::clone)
+        made
     }
 
     /// Whether all of these are in here. A process can be moved to another cgroup by whoever may.
@@ -266,13 +249,23 @@ impl Leaf {
 
     /// SIGKILL for everything in here, now.
     pub fn kill(&self) {
-        let _ = (&*self.kill).write_all(b"1");
+        let _ = (&self.kill).write_all(b"1");
+    }
+
+    /// The same, by somebody who only knows the place.
+    pub fn kill_at(place: &Path) {
+        let _ = kill_file(place).and_then(|mut kill| kill.write_all(b"1"));
     }
 
     /// When all is over. What is not empty stays.
-    pub fn remove(&self) {
-        let _ = std::fs::remove_dir(&self.path);
+    pub fn remove(place: &Path) {
+        let _ = std::fs::remove_dir(place);
     }
+}
+
+/// Kernels before 5.14 have none.
+fn kill_file(place: &Path) -> std::io::Result<File> {
+    File::options().write(true).open(place.join("cgroup.kill"))
 }
 
 /// Where we are in the tree of version 2, if it is mounted where everybody has it.

@@ -16,6 +16,7 @@ pub mod wire;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,7 +59,8 @@ pub struct Guardian {
     /// The command's processes while the guardian lives, and once they are ours because it does not.
     tree: Tree,
     orphans: Tree,
-    leaf: Option<Leaf>,
+    /// The place of the command's cgroup, if there is one.
+    leaf: Option<PathBuf>,
     /// The last one that it has reported.
     pace: Pace,
     /// When an order to end the command must have been carried out.
@@ -94,6 +96,8 @@ impl Guardian {
         // Should the guardian die, its orphans come to us and not to init.
         prctl::set_child_subreaper(true).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
         let orphans = Tree::below_us(&proc)?.sparing_present()?;
+        // A process that is left behind on purpose would stay in it.
+        let leaf = if options.leftovers == Leftovers::Leave { None } else { Leaf::place() };
         // SAFETY: no thread has been started yet, so the child is a complete process.
         match unsafe { fork() }.context("cannot fork the guardian")? {
             ForkResult::Parent { child } => Ok(Guardian {
@@ -101,7 +105,7 @@ impl Guardian {
                 pid: child,
                 tree: Tree::below(child, &proc)?,
                 orphans,
-                leaf: None,
+                leaf,
                 pace: Pace::default(),
                 ends_by: None,
                 help: None,
@@ -110,18 +114,10 @@ impl Guardian {
             }),
             ForkResult::Child => {
                 drop((ours, orphans));
-                watch::watch(theirs, &proc, plan, options);
+                watch::watch(theirs, &proc, leaf, plan, options);
                 // SAFETY: ends this process without running what dlock had registered.
                 unsafe { libc::_exit(0) }
             }
-        }
-    }
-
-    /// Makes a cgroup for the command, where that is possible. There is time for it while the lock is being acquired.
-    pub fn make_leaf(&mut self) {
-        self.leaf = Leaf::make();
-        if let Some(leaf) = &self.leaf {
-            let _ = self.link.send(&Order::UseLeaf { path: leaf.path.clone() }, &leaf.descriptors());
         }
     }
 
@@ -179,7 +175,7 @@ impl Guardian {
             return Helped::GuardianDead;
         }
         let _ = kill(self.pid, Signal::SIGCONT);
-        let _ = self.leaf.as_ref().map(Leaf::kill);
+        let _ = self.leaf.as_deref().map(Leaf::kill_at);
         let mut known = HashSet::new();
         for _ in 0..ROUNDS {
             if self.tree.kill_all(&mut known).fresh == 0 {
@@ -209,7 +205,6 @@ impl Guardian {
             self.retired = true;
             let _ = kill(self.pid, Signal::SIGKILL);
         }
-        let _ = self.leaf.take().map(|leaf| leaf.remove());
     }
 
     /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
@@ -218,6 +213,8 @@ impl Guardian {
         let ends_us = if lease.descriptors.is_empty() { None } else { stage::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
+            // There is time for it while the lock is being released. If that is too early, `dismiss` does it.
+            let _ = self.leaf.as_deref().map(Leaf::remove);
         }
         ends_us
     }
@@ -229,6 +226,7 @@ impl Guardian {
             // One that lingers outlives us.
             let _ = waitpid(self.pid, None);
         }
+        let _ = self.leaf.as_deref().map(Leaf::remove);
     }
 
     /// Readable when there is news of it.
@@ -258,7 +256,7 @@ impl Guardian {
     /// `refused` hears of those that we may not signal.
     pub fn replace(&mut self, mut refused: impl FnMut(&[(String, i32)])) {
         self.retired = true;
-        let _ = self.leaf.as_ref().map(Leaf::kill);
+        let _ = self.leaf.as_deref().map(Leaf::kill_at);
         self.orphans.end_all(|_, _| (), |processes| refused(processes));
     }
 }

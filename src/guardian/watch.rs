@@ -7,6 +7,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -38,7 +39,9 @@ struct Watch {
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
+    /// The command's own cgroup, and its place.
     leaf: Option<Leaf>,
+    place: Option<PathBuf>,
     command: Command,
     stage: Stage,
     /// As far as dlock has pushed them.
@@ -75,14 +78,14 @@ enum Heard {
 
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, proc: &Proc, plan: Plan, options: GuardianOptions) {
+pub fn watch(link: Link, proc: &Proc, place: Option<PathBuf>, plan: Plan, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = prctl::set_name(c"guardian");
     // If somebody has stopped us, the death of dlock wakes us.
     let _ = prctl::set_pdeathsig(Signal::SIGCONT);
-    if let Ok(mut watch) = Watch::begin(link, proc, plan, options) {
+    if let Ok(mut watch) = Watch::begin(link, proc, place, plan, options) {
         if watch.guard().is_err() {
             watch.tree.end_all(|_, _| (), |_| ());
         }
@@ -91,7 +94,7 @@ pub fn watch(link: Link, proc: &Proc, plan: Plan, options: GuardianOptions) {
 }
 
 impl Watch {
-    fn begin(link: Link, proc: &Proc, plan: Plan, options: GuardianOptions) -> Result<Watch> {
+    fn begin(link: Link, proc: &Proc, place: Option<PathBuf>, plan: Plan, options: GuardianOptions) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         prctl::set_child_subreaper(true)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
@@ -106,7 +109,8 @@ impl Watch {
             alarm: Alarm::new()?,
             signals,
             tree,
-            leaf: None,
+            leaf: place.as_deref().and_then(Leaf::make),
+            place,
             command,
             stage: Stage::Waiting,
             deadlines: Deadlines::NEVER,
@@ -213,7 +217,6 @@ impl Watch {
 
     fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>, was_stopped: bool) {
         match order {
-            Order::UseLeaf { path } => self.leaf = Leaf::received(path, descriptors),
             Order::Start { variables, deadlines, sent } => {
                 self.descriptors = descriptors;
                 self.deadlines = deadlines;
@@ -369,7 +372,7 @@ impl Watch {
             self.end_everything();
         }
         self.let_go();
-        let _ = self.leaf.as_ref().map(Leaf::remove);
+        let _ = self.place.as_deref().map(Leaf::remove);
         if orphaned {
             self.options.voice.tell(&self.options.name, &Event::orphaned());
         }

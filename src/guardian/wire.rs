@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +25,6 @@ use crate::lock::Deadlines;
 /// From dlock to the guardian.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Run the command in this cgroup, whose descriptors come along.
-    UseLeaf { path: PathBuf },
     /// Run the command with these variables added, under these deadlines. Descriptors that keep the lock
     /// held come along.
     Start { variables: BTreeMap<String, String>, deadlines: Deadlines, sent: Instant },
@@ -163,7 +160,6 @@ mod tests {
         let sent = Instant::from_nanos(1_234_567_890_123_456_789);
         let deadlines = Deadlines { signal_at: sent, kill_at: sent + Duration::from_nanos(1), end: Instant::NEVER };
         let variables = BTreeMap::from([("DLOCK_NAME".into(), "\u{e4}\n\"\0".into())]);
-        arrives(&Order::UseLeaf { path: "/sys/fs/cgroup/x".into() });
         arrives(&Order::Start { variables, deadlines, sent });
         arrives(&Order::Extend { deadlines: Deadlines::NEVER, sent });
         arrives(&Order::Signal(libc::SIGRTMAX()));

@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::backend::{self, Ask, Ending, Lease, Released, Unrecorded};
 use crate::clock::{self, Instant};
-use crate::config::{Leftovers, RunJob, Wait};
+use crate::config::{RunJob, Wait};
 use crate::events::{self, MainEvent, Signals, Terminal};
 use crate::exit::{Exit, Fault};
 use crate::guardian::{EVENT, Guardian, GuardianOptions, Hooks, Plan};
@@ -133,7 +133,7 @@ impl Run {
             voice: voice.clone(),
             linger: backend::linger,
         };
-        let mut guardian = Guardian::fork(plan, options)?;
+        let guardian = Guardian::fork(plan, options)?;
 
         let ask = Ask {
             name: job.name.clone(),
@@ -147,11 +147,7 @@ impl Run {
         let config = KeeperConfig { ask, ancestors, timing: job.timing, patience: job.service.patience };
         let service = job.service.clone();
         let keeper = Keeper::begin(config, move || service.open(), guardian.deadline_push())?;
-        // What is needed only under the lock is made while the keeper acquires it. A process that is left behind on
-        // purpose would stay in a leaf.
-        if job.leftovers != Leftovers::Leave {
-            guardian.make_leaf();
-        }
+        // Now, so that there is less to do once the lock is granted.
         let held = wait::held_with(&job.name, &who.owner, job.leftovers);
         let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
         let tally = Tally::default();
