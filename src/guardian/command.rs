@@ -124,14 +124,15 @@ impl Command {
         self.exec_result.as_ref().filter(|_| self.pid.is_some()).map(AsFd::as_fd)
     }
 
-    /// Why the command could not be executed, once that is known; heard once.
-    pub fn exec_result(&mut self) -> Option<i32> {
+    /// Whether the command was executed, once that is known, or the errno of why not; heard once.
+    pub fn exec_result(&mut self) -> Option<Result<(), i32>> {
         let mut errno = [0; 4];
         match self.exec_result.as_ref()?.read(&mut errno) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             read => {
                 self.exec_result = None;
-                (read.ok()? == errno.len()).then(|| i32::from_ne_bytes(errno))
+                let failed = read.is_ok_and(|length| length == errno.len());
+                Some(if failed { Err(i32::from_ne_bytes(errno)) } else { Ok(()) })
             }
         }
     }
@@ -325,7 +326,7 @@ mod tests {
     }
 
     /// Starts it and waits: why it could not be executed, and how it ended.
-    fn started(argv: &[&str]) -> (Option<i32>, WaitStatus) {
+    fn started(argv: &[&str]) -> (Result<(), i32>, WaitStatus) {
         let argv = argv.iter().map(OsString::from).collect();
         let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
         let mut command = Command::new(plan, None).unwrap();
@@ -333,7 +334,7 @@ mod tests {
         command.start(&variables(&[("TOKEN", "7")]), &mut None).unwrap();
         let awaited = command.awaited().unwrap();
         poll(&mut [PollFd::new(awaited, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
-        let result = command.exec_result();
+        let result = command.exec_result().unwrap();
         assert!(command.awaited().is_none(), "it is heard once");
         let pid = command.pid.unwrap();
         assert!(command.is(pid));
@@ -349,9 +350,9 @@ mod tests {
     fn it_is_heard_whether_a_command_could_be_executed() {
         alone("command::tests::it_is_heard_whether_a_command_could_be_executed", || {
             let (result, status) = started(&["sh", "-c", "test \"$TOKEN\" = 7 && exit 3"]);
-            assert_eq!((result, matches!(status, WaitStatus::Exited(_, 3))), (None, true), "{status:?}");
-            assert_eq!(started(&["/no/such/program"]).0, Some(libc::ENOENT));
-            assert_eq!(started(&["/"]).0, Some(libc::EACCES));
+            assert_eq!((result, matches!(status, WaitStatus::Exited(_, 3))), (Ok(()), true), "{status:?}");
+            assert_eq!(started(&["/no/such/program"]).0, Err(libc::ENOENT));
+            assert_eq!(started(&["/"]).0, Err(libc::EACCES));
         });
     }
 }

@@ -213,8 +213,6 @@ impl Guardian {
         let ends_us = if lease.descriptors.is_empty() { None } else { stage::die_at(end).ok() };
         if lease.descriptors.is_empty() || ends_us.is_some() {
             self.retire();
-            // There is time for it while the lock is being released. If that is too early, `dismiss` does it.
-            let _ = self.leaf.as_deref().map(Leaf::remove);
         }
         ends_us
     }

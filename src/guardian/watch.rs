@@ -49,6 +49,8 @@ struct Watch {
     /// When they were pushed last.
     extended: Instant,
     measuring: Measuring,
+    /// How late the order to start was heard.
+    started_late: Duration,
     /// The command's own process has ended, or never was; its wait status, if it had one.
     ended: bool,
     status: Option<i32>,
@@ -116,6 +118,7 @@ impl Watch {
             deadlines: Deadlines::NEVER,
             extended: clock::now(),
             measuring: Measuring::new(),
+            started_late: Duration::ZERO,
             ended: false,
             status: None,
             unreaped: false,
@@ -226,16 +229,12 @@ impl Watch {
                 } else {
                     self.stage = Stage::Running;
                     self.extended = clock::now();
-                    let lateness = sent.elapsed();
+                    self.started_late = sent.elapsed();
                     if let Err(errno) = self.command.start(&variables, &mut self.leaf) {
                         // Without a process there is no end of one to wait for.
                         self.ended = true;
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
                     }
-                    self.measure(lateness);
-                    begin_session();
-                    // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
-                    let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
                 }
             }
             Order::Extend { deadlines, sent } => {
@@ -309,9 +308,20 @@ impl Watch {
     }
 
     fn hear_of_exec(&mut self) {
-        if let Some(errno) = self.command.exec_result() {
-            self.report(GuardianEvent::NotStarted { errno });
+        match self.command.exec_result() {
+            Some(Ok(())) if !self.ended => self.settle(),
+            Some(Err(errno)) => self.report(GuardianEvent::NotStarted { errno }),
+            Some(Ok(())) | None => {}
         }
+    }
+
+    /// What has to be done beside a running command. Not earlier: the command's new process may have to wait for the same
+    /// processor.
+    fn settle(&mut self) {
+        self.measure(self.started_late);
+        begin_session();
+        // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
+        let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
     }
 
     /// Acts on instants that have passed.
@@ -363,6 +373,7 @@ impl Watch {
     fn over(&mut self) {
         self.stage = Stage::Over;
         self.report(GuardianEvent::Empty { status: self.status, leftovers: self.leftovers });
+        let _ = self.place.as_deref().map(Leaf::remove);
     }
 
     /// Ends the command first, and tells about it then.
