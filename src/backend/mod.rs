@@ -1,4 +1,4 @@
-//! What dlock asks of a lock service. How many kinds there are only [`kinds`] knows.
+//! What dlock asks of a lock service, and the only place that knows how many kinds there are.
 //!
 //! A backend speaks its protocol and nothing else: it knows no child process, signal, terminal, retry
 //! policy or exit code. Rules every backend keeps:
@@ -13,7 +13,6 @@ mod doctor;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
-mod kinds;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(feature = "net")]
@@ -44,13 +43,13 @@ use anyhow::Result;
 use async_trait::async_trait;
 
 use crate::clock::Instant;
+use crate::config::nearest;
 use crate::exit::Fault;
 use crate::lock::{Contender, Grant, Holder, Identity, LastRun, LockName, LockState, Mode, OwnerId, Token, rounded};
 use crate::report::describe;
 pub use address::{Address, COMMON, Host};
 pub use doctor::{Checkup, Finding, Verdict};
 pub use file::{default_address as file_default_address, held_by_root, linger};
-pub use kinds::{KINDS, Kind, built_in, kind, open, schema};
 
 /// What a contender wants.
 #[derive(Clone, Debug)]
@@ -348,6 +347,106 @@ fn overwritten(what: impl Display) -> String {
 /// What came of a place in the queue that an operator took away when it was its turn, before anything was started.
 fn taken_away(reason: &str) -> anyhow::Error {
     Fault::NotOurs.because(format_args!("an operator took it away before the command was started: {reason}"))
+}
+
+/// A backend, as an address names it.
+pub struct Kind {
+    pub schemes: &'static [&'static str],
+    /// What its URLs take beside the [`COMMON`] parameters.
+    pub parameters: &'static [&'static str],
+    /// Nothing is sent yet: the first verb connects.
+    open: fn(&Address, Patience) -> Result<Box<dyn Backend>>,
+    /// What an administrator can create beforehand, where locks live in a schema.
+    schema: Option<fn(&Address) -> Result<String>>,
+}
+
+impl Kind {
+    const fn new(
+        schemes: &'static [&'static str],
+        parameters: &'static [&'static str],
+        open: fn(&Address, Patience) -> Result<Box<dyn Backend>>,
+    ) -> Kind {
+        Kind { schemes, parameters, open, schema: None }
+    }
+}
+
+/// Every backend that was built in. A feature of the crate stands for each but files.
+pub const KINDS: &[Kind] = &[
+    Kind::new(&["file"], &[], |address, _| Ok(Box::new(file::FileBackend::open(address)?))),
+    #[cfg(feature = "redis")]
+    Kind::new(
+        &["redis", "rediss", "redis+unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"],
+        redis::PARAMETERS,
+        |address, patience| Ok(Box::new(redis::Redis::open(address, patience)?)),
+    ),
+    #[cfg(feature = "redis")]
+    Kind::new(&["redlock", "redlocks"], &[], |address, patience| {
+        Ok(Box::new(redlock::Redlock::open(address, patience)?))
+    }),
+    #[cfg(feature = "etcd")]
+    Kind::new(&["etcd", "etcds"], &[], |address, patience| Ok(Box::new(etcd::Etcd::open(address, patience)?))),
+    #[cfg(feature = "zookeeper")]
+    Kind::new(&["zookeeper", "zk", "zookeepers"], zookeeper::PARAMETERS, |address, patience| {
+        Ok(Box::new(zookeeper::ZooKeeper::open(address, patience)?))
+    }),
+    #[cfg(feature = "postgres")]
+    Kind {
+        schema: Some(postgres::schema),
+        ..Kind::new(&["postgres", "postgresql"], postgres::PARAMETERS, |address, patience| {
+            Ok(Box::new(postgres::Postgres::open(address, patience)?))
+        })
+    },
+    #[cfg(feature = "mysql")]
+    Kind {
+        schema: Some(mysql::schema),
+        ..Kind::new(&["mysql", "mariadb"], mysql::PARAMETERS, |address, patience| {
+            Ok(Box::new(mysql::Mysql::open(address, patience)?))
+        })
+    },
+];
+
+/// The backends of this dlock, by their names.
+pub fn built_in() -> Vec<&'static str> {
+    KINDS.iter().map(|kind| kind.schemes[0]).collect()
+}
+
+/// Which backend an address means; an error also if that does not know the address's parameters.
+pub fn kind(address: &Address) -> Result<&'static Kind> {
+    let scheme = address.scheme();
+    let Some(kind) = KINDS.iter().find(|kind| kind.schemes.contains(&scheme)) else {
+        return Err(Fault::Config.because(format_args!("dlock has no backend {scheme}://; {}", other_scheme(scheme))));
+    };
+    address.expect_params(kind.parameters)?;
+    Ok(kind)
+}
+
+/// What to write instead of a scheme that no backend has.
+fn other_scheme(scheme: &str) -> String {
+    let meant = match scheme {
+        "http" => "etcd",
+        "https" => "etcds",
+        "keydb" | "valkey" => "redis",
+        "pg" => "postgres",
+        "valkeys" => "rediss",
+        other => other,
+    };
+    match nearest(meant, KINDS.iter().flat_map(|kind| kind.schemes.iter().copied())) {
+        Some(near) => format!("did you mean {near}://?"),
+        None => format!("this dlock has {}", built_in().join(", ")),
+    }
+}
+
+/// Opens what an address names.
+pub fn open(address: &Address, patience: Patience) -> Result<Box<dyn Backend>> {
+    (kind(address)?.open)(address, patience)
+}
+
+pub fn schema(address: &Address) -> Result<String> {
+    let Some(schema) = kind(address)?.schema else {
+        let what = format!("{}:// has no schema; --backend postgres://… and mysql://… have", address.scheme());
+        return Err(Fault::Usage.because(what));
+    };
+    schema(address)
 }
 
 #[cfg(test)]
