@@ -1,5 +1,5 @@
 //! What dlock and its guardian say to each other: one packet a message, over a socket pair whose closing
-//! is itself a message.
+//! is itself a message. Both are the same program, so that the encoding (postcard) is nobody else's affair.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -77,7 +77,7 @@ impl Link {
     /// Never waits: whoever does not listen, because it is stopped, must not keep the other side from its duty. EAGAIN
     /// says that there is no room now, every other error that nobody is there any more.
     pub fn send(&self, message: &impl Serialize, descriptors: &[Arc<File>]) -> nix::Result<()> {
-        let bytes = serde_json::to_vec(message).map_err(|_| Errno::EINVAL)?;
+        let bytes = postcard::to_allocvec(message).map_err(|_| Errno::EINVAL)?;
         let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
         let rights = if raw.is_empty() { &rights[..0] } else { &rights[..] };
@@ -105,7 +105,7 @@ impl Link {
         let mut parts = [IoSliceMut::new(&mut buffer)];
         let message = recvmsg::<UnixAddr>(self.0.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC);
         let descriptors = owned(message.context(BROKEN)?.cmsgs()?);
-        Ok(Some((serde_json::from_slice(&buffer)?, descriptors)))
+        Ok(Some((postcard::from_bytes(&buffer)?, descriptors)))
     }
 
     /// Zero when nothing will come any more: no message is empty.
