@@ -327,7 +327,7 @@ impl Lockable {
 
 /// What is in a file, up to so many bytes.
 pub fn content(file: &impl AsFd, most: usize) -> IoResult<Vec<u8>> {
-    const AT_ONCE: usize = 16 * 1024;
+    const AT_ONCE: usize = 8 * 1024;
     let mut bytes = Vec::new();
     loop {
         let (start, wanted) = (bytes.len(), AT_ONCE.min(most - bytes.len()));
