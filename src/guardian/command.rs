@@ -44,7 +44,7 @@ pub struct Command {
     argv: Vec<CString>,
     environment: Vec<CString>,
     /// How dlock was scheduled, if the guardian is not.
-    scheduling: Option<Scheduling>,
+    pub scheduling: Option<Scheduling>,
     /// Closed by execve(2), or told why that failed.
     exec_result: Option<File>,
     exec_failed: Option<OwnedFd>,
@@ -54,12 +54,14 @@ pub struct Command {
 }
 
 impl Command {
-    pub fn new(plan: Plan, scheduling: Option<Scheduling>) -> Result<Command> {
+    /// Before the guardian is forked: what dlock has in its memory then, the guardian need not make again.
+    pub fn new(plan: Plan) -> Result<Command> {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
         let argv = argv.context("an argument with a NUL in it")?;
         let (result, failed) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).context("pipe")?;
         let (exec_result, exec_failed) = (Some(File::from(result)), Some(failed));
+        let scheduling = None;
         Ok(Command { plan, argv, environment, scheduling, exec_result, exec_failed, pid: None, reaped: false })
     }
 
@@ -174,7 +176,7 @@ impl Command {
 }
 
 fn entry(key: &OsStr, value: &OsStr) -> Option<CString> {
-    CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+    CString::from_vec_with_nul([key.as_bytes(), b"=", value.as_bytes(), b"\0"].concat()).ok()
 }
 
 /// Puts the lock's variables over what was inherited. An empty value takes a variable away.
@@ -329,7 +331,7 @@ mod tests {
     fn started(argv: &[&str]) -> (Result<(), i32>, WaitStatus) {
         let argv = argv.iter().map(OsString::from).collect();
         let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
-        let mut command = Command::new(plan, None).unwrap();
+        let mut command = Command::new(plan).unwrap();
         assert!(command.awaited().is_none(), "nothing was started yet");
         command.start(&variables(&[("TOKEN", "7")]), &mut None).unwrap();
         let awaited = command.awaited().unwrap();

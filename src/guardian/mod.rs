@@ -33,8 +33,8 @@ use crate::clock::{self, Instant};
 use crate::config::Leftovers;
 use crate::lock::{Deadlines, LockName};
 use crate::report::Voice;
-use command::Leaf;
 pub use command::Plan;
+use command::{Command, Leaf};
 pub use hooks::{EVENT, Hooks};
 pub use stage::{Pace, Priority, possible_priority};
 use tree::{Proc, Tree};
@@ -92,6 +92,7 @@ impl Guardian {
     /// Forks the guardian, which then waits for [`start`](Self::start).
     pub fn fork(plan: Plan, options: GuardianOptions) -> Result<Guardian> {
         let proc = Proc::open()?;
+        let command = Command::new(plan)?;
         let (ours, theirs) = Link::pair()?;
         // Should the guardian die, its orphans come to us and not to init.
         prctl::set_child_subreaper(true).context("prctl(PR_SET_CHILD_SUBREAPER)")?;
@@ -114,7 +115,7 @@ impl Guardian {
             }),
             ForkResult::Child => {
                 drop((ours, orphans));
-                watch::watch(theirs, &proc, leaf, plan, options);
+                watch::watch(theirs, &proc, leaf, command, options);
                 // SAFETY: ends this process without running what dlock had registered.
                 unsafe { libc::_exit(0) }
             }

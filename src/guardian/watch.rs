@@ -21,7 +21,7 @@ use nix::unistd::{Pid, getpgid, getppid, setpgid, setsid};
 
 use super::GuardianOptions;
 use super::apart;
-use super::command::{Command, Leaf, Plan};
+use super::command::{Command, Leaf};
 use super::stage::{Alarm, Measuring, Stage, Step, raise_priority};
 use super::tree::{Children, Proc, Tree, next_news};
 use super::wire::{GuardianEvent, Link, Order};
@@ -39,7 +39,7 @@ struct Watch {
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
-    /// The command's own cgroup, and its place.
+    /// The command's own cgroup, and its place. dlock removes it, unless it is gone.
     leaf: Option<Leaf>,
     place: Option<PathBuf>,
     command: Command,
@@ -80,14 +80,14 @@ enum Heard {
 
 /// Runs as the guardian until it is not needed any more. There is nobody to return an error to: what goes
 /// wrong here ends the command, and dlock sees the link close.
-pub fn watch(link: Link, proc: &Proc, place: Option<PathBuf>, plan: Plan, options: GuardianOptions) {
+pub fn watch(link: Link, proc: &Proc, place: Option<PathBuf>, command: Command, options: GuardianOptions) {
     // Out of reach of whatever is sent to dlock's process group, a SIGKILL above all.
     let _ = setpgid(Pid::from_raw(0), Pid::from_raw(0));
     // `pkill -9 dlock` must not take away the one that cleans up after it.
     let _ = prctl::set_name(c"guardian");
     // If somebody has stopped us, the death of dlock wakes us.
     let _ = prctl::set_pdeathsig(Signal::SIGCONT);
-    if let Ok(mut watch) = Watch::begin(link, proc, place, plan, options) {
+    if let Ok(mut watch) = Watch::begin(link, proc, place, command, options) {
         if watch.guard().is_err() {
             watch.tree.end_all(|_, _| (), |_| ());
         }
@@ -96,14 +96,19 @@ pub fn watch(link: Link, proc: &Proc, place: Option<PathBuf>, plan: Plan, option
 }
 
 impl Watch {
-    fn begin(link: Link, proc: &Proc, place: Option<PathBuf>, plan: Plan, options: GuardianOptions) -> Result<Watch> {
+    fn begin(
+        link: Link,
+        proc: &Proc,
+        place: Option<PathBuf>,
+        mut command: Command,
+        options: GuardianOptions,
+    ) -> Result<Watch> {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&SigSet::all()), None)?;
         prctl::set_child_subreaper(true)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let tree = Tree::below_us(proc)?;
-        let (_, before) = raise_priority();
-        let command = Command::new(plan, before)?;
+        (_, command.scheduling) = raise_priority();
         Ok(Watch {
             link,
             unsent: VecDeque::new(),
@@ -373,7 +378,6 @@ impl Watch {
     fn over(&mut self) {
         self.stage = Stage::Over;
         self.report(GuardianEvent::Empty { status: self.status, leftovers: self.leftovers });
-        let _ = self.place.as_deref().map(Leaf::remove);
     }
 
     /// Ends the command first, and tells about it then.
