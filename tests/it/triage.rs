@@ -132,8 +132,11 @@ fn events_for_machines_have_fields_and_are_whole() {
     drop(held);
     let run = bed.dlock().run("x").args(["-v", "--log", "json", "--timeout", "100ms"]).sh("exec sleep 1000").ended();
     let events: Vec<Value> = run.stderr.lines().map(event).collect();
-    assert!(events[0]["fencing_token"].as_u64().unwrap() > 0 && events[0]["waited_ms"].is_u64(), "{events:?}");
-    assert_eq!((&events[1]["event"], &events[1]["after_ms"]), (&"timed-out".into(), &100.into()));
+    // A busy machine has more to tell: that the guardian of the run before holds the lock still, or that this one is slow.
+    let one = |kind: &str| events.iter().find(|event| event["event"] == kind).unwrap_or_else(|| panic!("{events:?}"));
+    let acquired = one("acquired");
+    assert!(acquired["fencing_token"].as_u64().unwrap() > 0 && acquired["waited_ms"].is_u64(), "{events:?}");
+    assert_eq!(one("timed-out")["after_ms"], 100);
 }
 
 #[test]

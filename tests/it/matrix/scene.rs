@@ -1,7 +1,7 @@
 //! One cell, played once: a holder behind its own way, a waiter behind another, a fault; and what the witness
 //! saw of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -119,8 +119,17 @@ impl Scene {
         self.await_end_or_lease();
     }
 
+    /// Servers that do not find each other again may need an operator, who looks after them now and then.
     pub fn await_waiters_end(&mut self) {
-        until("the waiter to have had its turn", || self.waiter.has_ended());
+        const LOOKS_EVERY: Duration = Duration::from_secs(20);
+        let mut looked = Instant::now();
+        until("the waiter to have had its turn", || {
+            if looked.elapsed() > LOOKS_EVERY {
+                self.site.servers.last().into_iter().for_each(|server| server.begin_again());
+                looked = Instant::now();
+            }
+            self.waiter.has_ended()
+        });
     }
 
     /// Of its own accord; a stopped one is woken for it.

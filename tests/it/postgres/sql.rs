@@ -114,9 +114,9 @@ fn whoever_let_go_or_is_to_let_go_does_not_get_more_by_asking_again() {
     assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", kept.clone()), "kept");
     server.sql(&format!("SELECT dlock.rehold('{name}', 'psql-1', '0 s')"));
 
-    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '2 s')"));
+    let token = server.sql(&format!("SELECT token FROM dlock.acquire('{name}', 'psql-1', '10 s')"));
     assert_eq!(acquire("psql-1"), "granted");
-    server.sql(&format!("SELECT dlock.renew('{name}', 'psql-1', {token}, '2 s')"));
+    server.sql(&format!("SELECT dlock.renew('{name}', 'psql-1', {token}, '10 s')"));
     server.sql(&format!("SELECT dlock.revoke('{name}', 'psql-1', {token}, 'maintenance')"));
     let revoked = expires();
     assert_eq!((acquire("psql-1").as_str(), expires()), ("busy", revoked), "revoked");

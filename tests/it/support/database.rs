@@ -67,6 +67,7 @@ pub trait Kind: Sized + 'static {
     fn end_session(number: u32) -> String;
     fn leads(server: &Database<Self>) -> bool;
     fn promote(server: &Database<Self>);
+    fn begin_again(_server: &Database<Self>) {}
 }
 
 /// What is made once.
@@ -274,6 +275,10 @@ impl<K: Kind> Server for Database<K> {
 
     fn promote(&self) {
         K::promote(self);
+    }
+
+    fn begin_again(&self) {
+        K::begin_again(self);
     }
 
     fn set_clock_ahead(&self, seconds: i64) {

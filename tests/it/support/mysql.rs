@@ -249,6 +249,13 @@ impl Kind for MariaDb {
             server.sql("STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0");
         }
     }
+
+    /// As docs/backends/mysql.md says.
+    fn begin_again(server: &Mysql) {
+        if server.status("wsrep_cluster_status") == "non-Primary" {
+            server.sql("SET GLOBAL wsrep_provider_options = 'pc.bootstrap=1'");
+        }
+    }
 }
 
 fn socket(dir: &Path) -> PathBuf {

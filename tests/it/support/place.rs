@@ -183,6 +183,8 @@ pub trait Server {
     }
     /// Makes it the leader, where servers do not see to that themselves.
     fn promote(&self) {}
+    /// An operator makes it go on with whoever is there, if it has no majority and waits for that.
+    fn begin_again(&self) {}
     /// The resource's side, where the server has one: whether it takes the newer token and then not the older one.
     fn refuses(&self, _older: u64, _newer: u64) -> bool {
         true
