@@ -72,7 +72,7 @@ impl Ask {
         Lease { name, owner, token, slot, grant, descriptors: Vec::new() }
     }
 
-    /// Whether whoever asked has no more business in a queue that it stands in.
+    /// Whether this outcome ends the wait of whoever asked, so that its place in the queue can go.
     fn is_over(&self, attempt: &Result<Attempt>) -> bool {
         match attempt {
             Ok(Attempt::Granted(_)) => false,
@@ -82,7 +82,7 @@ impl Ask {
         }
     }
 
-    /// What comes of it if a contender uses the lock with another number of slots.
+    /// The outcome if a contender uses the lock with another number of slots.
     fn differs_from(&self, other: Contender) -> Attempt {
         self.other_slots(describe(&other), other.mode)
     }
@@ -125,7 +125,7 @@ pub enum Attempt {
 
 #[derive(Clone, Debug)]
 pub struct Busy {
-    /// Who holds it, if known; nobody, where it is free but not for us.
+    /// Who holds it, if that is known. Nobody if the lock is free and we may not have it yet.
     pub holder: Option<Holder>,
     /// How many waiters are served before us, holders not counted; `None` where the backend keeps no order.
     pub ahead: Option<usize>,

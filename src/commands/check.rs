@@ -19,7 +19,7 @@ use crate::report::{
     Voice, brief, causes, describe, escape, how_it_ended, how_it_ended_and_when, print, print_json, since,
 };
 
-/// The better first.
+/// The best comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Status {

@@ -263,7 +263,8 @@ impl Watch {
         }
     }
 
-    /// Whether it is for our own slowness that a renewal did not come in time: it has taken half of the time there was.
+    /// Whether our own slowness ends the command: the margin that we need has taken half of the time between the last
+    /// renewal and the first signal.
     fn has_outgrown_lease(&self) -> bool {
         let (all, left) = (self.deadlines.signal_at, self.due().signal_at);
         left.since(self.extended) < all.since(self.extended) / 2
@@ -325,7 +326,8 @@ impl Watch {
     fn settle(&mut self) {
         self.measure(self.started_late);
         begin_session();
-        // When memory runs out, let it be the command's, which has not inherited this: only root may say so.
+        // When memory runs out, the kernel should kill the command rather than us. Only root may ask for that; the command
+        // has not inherited it.
         let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
     }
 
@@ -435,7 +437,7 @@ impl Watch {
 /// without any. With a terminal it stays as it is: job control cares about sessions.
 fn begin_session() {
     if File::open("/dev/tty").is_err() {
-        // Whoever leads a group cannot begin a session, so back into dlock's.
+        // The leader of a process group cannot begin a session, so we join dlock's group first.
         let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
         let _ = setsid();
     }

@@ -1,5 +1,5 @@
 //! What dlock and its guardian say to each other: one packet a message, over a socket pair whose closing
-//! is itself a message. Both are the same program, so that the encoding (postcard) is nobody else's affair.
+//! is itself a message. Both ends are the same program, so the encoding (postcard) may change at any time.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -80,8 +80,8 @@ impl LastRun {
         }
     }
 
-    /// Of a run that an operator cuts short by freeing the lock at once. How its command then ends nobody may get to
-    /// tell.
+    /// Of a run that an operator cuts short by freeing the lock at once. Perhaps nobody will be there to tell how its
+    /// command ends.
     pub fn cut_short(holder: &Holder, reason: &str) -> LastRun {
         let mut run = LastRun::of_holder(holder, Outcome::Lost);
         run.revoked(&Revocation::parse(reason));
@@ -100,7 +100,7 @@ impl LastRun {
         self.reason = Some(revocation.reason.clone());
     }
 
-    /// Whether this run makes a later one with the same `--once` key needless.
+    /// Whether a later run with the same `--once` key is skipped because of this one.
     pub fn succeeded(&self) -> bool {
         self.outcome == Outcome::Exited && self.exit_code == Some(0)
     }
@@ -110,7 +110,7 @@ impl LastRun {
         self.duration_ms.map(Duration::from_millis).or_else(by_date)
     }
 
-    /// As it is printed: what is stored, and its dates in seconds as well.
+    /// What is printed: all that is stored, and each date also in seconds.
     pub fn shown(&self) -> impl Serialize {
         ShownRun {
             run: self,
@@ -222,7 +222,7 @@ impl StoredHistory {
         self.of_owner(run).any(|one| one.fencing_token == run.fencing_token)
     }
 
-    /// Whether it is in it with this very end. An operator who cuts a run short leaves another one.
+    /// Whether this run is in it, and ended just so. An operator who cuts a run short records another ending.
     pub fn has_ending(&self, run: &LastRun) -> bool {
         let json = run.to_json();
         self.of_owner(run).any(|one| one.to_json() == json)

@@ -57,7 +57,7 @@ pub struct Entry {
     pub mode: Mode,
     /// Set for a hold, which has no session and keeps the lock until its time is over. Counts the holds of this place.
     pub hold: Option<u32>,
-    /// Of its node, where that was read and may be.
+    /// What its node says, if that was read and could be.
     pub stat: Option<Stat>,
     /// `None` for a program other than dlock.
     pub record: Option<Record<Details>>,
@@ -87,7 +87,7 @@ impl Entry {
         Some(Entry { name: name.to_owned(), sequence, mode, hold, stat: None, record: None })
     }
 
-    /// Takes in what its node says. False if the node is gone.
+    /// Adds what its node says. False if the node is gone.
     pub fn read(&mut self, answer: &Answer) -> Result<bool> {
         if let Ok(answer) = answer {
             let (data, stat) = wire::read_data(answer)?;

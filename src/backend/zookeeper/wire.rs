@@ -32,7 +32,7 @@ pub enum Kind {
     Expiring(Duration),
 }
 
-/// A request but for its number.
+/// A request without its number.
 #[derive(Clone)]
 pub struct Request {
     op: i32,

@@ -74,8 +74,9 @@ fn a_cluster_keeps_its_locks_whichever_node_is_lost() {
     // Every node alone is as good as all of them.
     let log = Log::new();
     let start = |n: usize| nodes[n % 3].dlock().run("everywhere").args(log.witness(&["for=20"])).spawn();
+    // Nine dlocks beside three servers: on a busy machine an answer may take seconds, and they say so.
     for one in (0..9).map(start).collect::<Vec<_>>() {
-        one.ended().expect(0).silently();
+        one.ended().expect(0);
     }
     assert_eq!(log.runs().len(), 9);
     log.assert_no_overlap();
@@ -93,7 +94,7 @@ fn a_cluster_keeps_its_locks_whichever_node_is_lost() {
     alone.ended().expect(79);
     log.assert_no_overlap();
     // With the others in its URL, nobody is kept from its lock.
-    on(&url).run("other").sh("exit 0").ended().expect(0).silently();
+    on(&url).run("other").sh("exit 0").ended().expect(0);
     nodes[0].isolate(false);
     nodes[0].await_ready();
 
