@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, openat};
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, killpg, sigaction, sigprocmask};
+use nix::sys::stat::Mode;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use nix::unistd::{ForkResult, Pid, execvpe, fork, geteuid, getpgid, getpid, getppid, pipe2, setpgid};
 
@@ -198,7 +199,6 @@ fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
 #[derive(Debug)]
 pub struct Leaf {
     directory: OwnedFd,
-    members: File,
     kill: File,
 }
 
@@ -218,8 +218,7 @@ impl Leaf {
         DirBuilder::new().mode(0o755).create(place).ok()?;
         let open = || -> std::io::Result<Leaf> {
             let directory = File::open(place)?.into();
-            let members = File::open(place.join("cgroup.procs"))?;
-            Ok(Leaf { directory, members, kill: kill_file(place)? })
+            Ok(Leaf { directory, kill: kill_file(place)? })
         };
         let made = open().ok();
         if made.is_none() {
@@ -230,7 +229,9 @@ impl Leaf {
 
     /// Whether all of these are in here. A process can be moved to another cgroup by whoever may.
     pub fn has_all(&self, processes: &[Pid]) -> bool {
-        let members: HashSet<Pid> = read_pids(&self.members).unwrap_or_default().into_iter().collect();
+        let list = openat(&self.directory, "cgroup.procs", OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
+        let members = list.and_then(|list| read_pids(&File::from(list))).unwrap_or_default();
+        let members: HashSet<Pid> = members.into_iter().collect();
         processes.iter().all(|pid| members.contains(pid))
     }
 

@@ -221,11 +221,11 @@ impl Guardian {
     /// Ends the guardian and waits for it, so that nothing of ours outlives us.
     pub fn dismiss(&mut self) {
         self.retire();
+        let _ = self.leaf.as_deref().map(Leaf::remove);
         if !self.lingers {
             // One that lingers outlives us.
             let _ = waitpid(self.pid, None);
         }
-        let _ = self.leaf.as_deref().map(Leaf::remove);
     }
 
     /// Readable when there is news of it.
