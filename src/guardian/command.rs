@@ -55,7 +55,7 @@ pub struct Command {
 }
 
 impl Command {
-    /// Before the guardian is forked: what dlock has in its memory then, the guardian need not make again.
+    /// Called before the guardian is forked, so that the guardian finds argv and environment ready in its memory.
     pub fn new(plan: Plan) -> Result<Command> {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
         let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();

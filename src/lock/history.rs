@@ -222,7 +222,7 @@ impl StoredHistory {
         self.of_owner(run).any(|one| one.fencing_token == run.fencing_token)
     }
 
-    /// Whether this run is in it, and ended just so. An operator who cuts a run short records another ending.
+    /// Whether this run is in it with the same ending. An operator who cuts a run short records another one.
     pub fn has_ending(&self, run: &LastRun) -> bool {
         let json = run.to_json();
         self.of_owner(run).any(|one| one.to_json() == json)
