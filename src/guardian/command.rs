@@ -1,11 +1,11 @@
 //! The command's process, from fork to exec, and the cgroup it is born into. Everything that can be made ready before the
 //! grant is, so that next to no time passes between the grant and the command.
 
-use std::collections::{BTreeMap, HashSet};
-use std::ffi::{CStr, CString, OsStr, OsString};
+use std::collections::HashSet;
+use std::ffi::{CStr, CString, OsString};
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,9 @@ impl Command {
     /// Called before the guardian is forked, so that the guardian finds argv and environment ready in its memory.
     pub fn new(plan: Plan) -> Result<Command> {
         let argv = plan.argv.iter().map(|word| CString::new(word.as_bytes())).collect::<Result<_, _>>();
-        let environment = std::env::vars_os().filter_map(|(key, value)| entry(&key, &value)).collect();
+        let whole = |(key, value): (OsString, OsString)| [key.as_bytes(), b"=", value.as_bytes(), b"\0"].concat();
+        let environment =
+            std::env::vars_os().map(whole).filter_map(|line| CString::from_vec_with_nul(line).ok()).collect();
         let argv = argv.context("an argument with a NUL in it")?;
         let (result, failed) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).context("pipe")?;
         let (exec_result, exec_failed) = (Some(File::from(result)), Some(failed));
@@ -68,7 +70,7 @@ impl Command {
 
     /// Starts the command. Whether it could be executed is heard by [`exec_result`](Self::exec_result): a program on a
     /// dead disk must not hold us up. An error: there is not even a process.
-    pub fn start(&mut self, variables: &BTreeMap<String, String>, leaf: &mut Option<Leaf>) -> Result<(), Errno> {
+    pub fn start(&mut self, variables: Vec<String>, leaf: &mut Option<Leaf>) -> Result<(), Errno> {
         put(&mut self.environment, variables);
         let guardian = getpid();
         let failed = self.exec_failed.take();
@@ -122,11 +124,6 @@ impl Command {
         }
     }
 
-    /// Readable when it is known whether the command could be executed.
-    pub fn awaited(&self) -> Option<BorrowedFd<'_>> {
-        self.exec_result.as_ref().filter(|_| self.pid.is_some()).map(AsFd::as_fd)
-    }
-
     /// Whether the command was executed, once that is known, or the errno of why not; heard once.
     pub fn exec_result(&mut self) -> Option<Result<(), i32>> {
         let mut errno = [0; 4];
@@ -176,17 +173,15 @@ impl Command {
     }
 }
 
-fn entry(key: &OsStr, value: &OsStr) -> Option<CString> {
-    CString::from_vec_with_nul([key.as_bytes(), b"=", value.as_bytes(), b"\0"].concat()).ok()
-}
-
-/// Puts the lock's variables over what was inherited. An empty value takes a variable away.
-fn put(environment: &mut Vec<CString>, variables: &BTreeMap<String, String>) {
-    for (key, value) in variables {
-        let start = format!("{key}=");
-        environment.retain(|inherited| !inherited.as_bytes().starts_with(start.as_bytes()));
+/// Puts the lock's variables, each `KEY=VALUE`, over what was inherited. An empty value takes a variable away.
+fn put(environment: &mut Vec<CString>, variables: Vec<String>) {
+    for variable in variables {
+        let Some((key, value)) = variable.split_once('=') else { continue };
+        let is_it =
+            |one: &CString| one.as_bytes().strip_prefix(key.as_bytes()).is_some_and(|rest| rest.starts_with(b"="));
+        environment.retain(|inherited| !is_it(inherited));
         if !value.is_empty() {
-            environment.extend(entry(OsStr::new(key), OsStr::new(value)));
+            environment.extend(CString::new(variable));
         }
     }
 }
@@ -297,35 +292,29 @@ fn is_delegated(directory: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::ffi::OsStringExt;
-
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use nix::sys::wait::{WaitStatus, waitpid};
 
     use super::super::tests::alone;
     use super::*;
 
-    fn variables(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+    fn environment_with(inherited: &[&[u8]], variables: &[&str]) -> Vec<CString> {
+        let mut environment = inherited.iter().map(|variable| CString::new(*variable).unwrap()).collect();
+        put(&mut environment, variables.iter().map(ToString::to_string).collect());
+        environment.sort();
+        environment
     }
 
     #[test]
     fn variables_of_the_lock_are_put_over_what_was_inherited() {
-        let foreign = OsString::from_vec(b"\xff\xfe".to_vec());
-        let inherited = [("A", "old"), ("AB", "stays"), ("B", "old"), ("C", "old"), ("C", "twice")];
-        let inherited = inherited.map(|(key, value)| entry(OsStr::new(key), OsStr::new(value)).unwrap());
-        let mut environment = [inherited.to_vec(), vec![entry(OsStr::new("F"), &foreign).unwrap()]].concat();
-        put(&mut environment, &variables(&[("A", "new"), ("B", ""), ("C", "x=y"), ("D", "added"), ("E", "")]));
-        environment.sort();
+        let inherited: [&[u8]; 6] = [b"A=old", b"AB=stays", b"B=old", b"C=old", b"C=twice", b"F=\xff\xfe"];
+        let environment = environment_with(&inherited, &["A=new", "B=", "C=x=y", "D=added", "E="]);
         let expected: [&[u8]; 5] = [b"A=new", b"AB=stays", b"C=x=y", b"D=added", b"F=\xff\xfe"];
-        assert_eq!(environment.iter().map(|entry| entry.as_bytes()).collect::<Vec<_>>(), expected);
+        assert_eq!(environment.iter().map(|variable| variable.as_bytes()).collect::<Vec<_>>(), expected);
     }
 
     #[test]
     fn a_value_that_no_environment_can_hold_is_left_out() {
-        let mut environment = vec![entry(OsStr::new("A"), OsStr::new("old")).unwrap()];
-        put(&mut environment, &variables(&[("A", "a\0b"), ("B", "good")]));
-        assert_eq!(environment, [c"B=good".to_owned()]);
+        assert_eq!(environment_with(&[b"A=old"], &["A=a\0b", "B=good"]), [c"B=good".to_owned()]);
     }
 
     /// Starts it and waits: why it could not be executed, and how it ended.
@@ -333,12 +322,7 @@ mod tests {
         let argv = argv.iter().map(OsString::from).collect();
         let plan = Plan { argv, mask: SigSet::empty(), group: None, ignores_children: false };
         let mut command = Command::new(plan).unwrap();
-        assert!(command.awaited().is_none(), "nothing was started yet");
-        command.start(&variables(&[("TOKEN", "7")]), &mut None).unwrap();
-        let awaited = command.awaited().unwrap();
-        poll(&mut [PollFd::new(awaited, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
-        let result = command.exec_result().unwrap();
-        assert!(command.awaited().is_none(), "it is heard once");
+        command.start(vec!["TOKEN=7".to_owned()], &mut None).unwrap();
         let pid = command.pid.unwrap();
         assert!(command.is(pid));
         assert_eq!(command.own_group(), Some(pid));
@@ -346,6 +330,8 @@ mod tests {
         command.note_reaped();
         assert!(!command.is(pid), "its number may be somebody else's now");
         assert_eq!(command.own_group(), None);
+        let result = command.exec_result().unwrap();
+        assert_eq!(command.exec_result(), None, "it is heard once");
         (result, status)
     }
 

@@ -13,7 +13,7 @@ mod tree;
 mod watch;
 pub mod wire;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -24,7 +24,6 @@ use anyhow::{Context, Result};
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::timer::Timer;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -123,14 +122,8 @@ impl Guardian {
     }
 
     /// Runs the command under these deadlines. The descriptors keep the lock held, for a backend that has such.
-    pub fn start(
-        &self,
-        variables: BTreeMap<String, String>,
-        deadlines: Deadlines,
-        descriptors: &[Arc<File>],
-    ) -> Result<()> {
-        let start = Order::Start { variables, deadlines, sent: clock::now() };
-        self.link.send(&start, descriptors).context("the guardian process is gone")
+    pub fn start(&self, variables: Vec<String>, deadlines: Deadlines, descriptors: &[Arc<File>]) -> Result<()> {
+        self.link.send(&Order::Start { variables, deadlines }, descriptors).context("the guardian process is gone")
     }
 
     /// What the keeper pushes the deadlines with, and can do nothing else with.
@@ -200,30 +193,16 @@ impl Guardian {
         }
     }
 
-    /// Ends the guardian when no process of the command is left.
-    pub fn retire(&mut self) {
+    /// Ends the guardian when no process of the command is left, and waits for it, so that nothing of ours outlives us. One
+    /// that lingers does.
+    pub fn dismiss(&mut self) {
         if !self.lingers && !self.retired {
             self.retired = true;
             let _ = kill(self.pid, Signal::SIGKILL);
         }
-    }
-
-    /// Ends the guardian before the release. Without it nobody would unlock the descriptors of a lock if dlock were stopped
-    /// now. So a kernel timer kills dlock at the end of the lease, unless the timer is dropped before.
-    pub fn retire_early(&mut self, lease: &Lease, end: Instant) -> Option<Timer> {
-        let ends_us = if lease.descriptors.is_empty() { None } else { stage::die_at(end).ok() };
-        if lease.descriptors.is_empty() || ends_us.is_some() {
-            self.retire();
-        }
-        ends_us
-    }
-
-    /// Ends the guardian and waits for it, so that nothing of ours outlives us.
-    pub fn dismiss(&mut self) {
-        self.retire();
+        // Unless the guardian has done it, when the command ended.
         let _ = self.leaf.as_deref().map(Leaf::remove);
         if !self.lingers {
-            // One that lingers outlives us.
             let _ = waitpid(self.pid, None);
         }
     }

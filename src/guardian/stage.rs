@@ -190,13 +190,6 @@ impl AsFd for Alarm {
     }
 }
 
-/// Has the kernel kill this process then, unless what is returned is dropped before.
-pub fn die_at(instant: Instant) -> Result<Timer> {
-    let mut timer = timer_that_sends(Signal::SIGKILL)?;
-    timer.set(once_at(instant), TimerSetTimeFlags::TFD_TIMER_ABSTIME).context("timer_settime")?;
-    Ok(timer)
-}
-
 fn timer_that_sends(signal: Signal) -> Result<Timer> {
     let send = SigevNotify::SigevSignal { signal, si_value: 0 };
     Timer::new(nix::time::ClockId::CLOCK_BOOTTIME, SigEvent::new(send)).context("timer_create")

@@ -22,7 +22,7 @@ use nix::unistd::{Pid, getpgid, getppid, setpgid, setsid};
 use super::GuardianOptions;
 use super::apart;
 use super::command::{Command, Leaf};
-use super::stage::{Alarm, Measuring, Stage, Step, raise_priority};
+use super::stage::{Alarm, Measuring, Scheduling, Stage, Step, raise_priority};
 use super::tree::{Children, Proc, Tree, next_news};
 use super::wire::{GuardianEvent, Link, Order};
 use crate::clock::{self, Instant};
@@ -39,7 +39,7 @@ struct Watch {
     /// SIGCHLD, and SIGCONT.
     signals: SignalFd,
     tree: Tree,
-    /// The command's own cgroup, and its place. dlock removes it, unless it is gone.
+    /// The command's own cgroup, and its place.
     leaf: Option<Leaf>,
     place: Option<PathBuf>,
     command: Command,
@@ -49,8 +49,8 @@ struct Watch {
     /// When they were pushed last.
     extended: Instant,
     measuring: Measuring,
-    /// How late the order to start was heard.
-    started_late: Duration,
+    /// It has a session of its own, and comes last when memory runs out.
+    settled: bool,
     /// The command's own process has ended, or never was; its wait status, if it had one.
     ended: bool,
     status: Option<i32>,
@@ -60,6 +60,9 @@ struct Watch {
     /// Keep the lock held for as long as this process lives, whatever becomes of dlock.
     descriptors: Vec<OwnedFd>,
 }
+
+/// A command that is over by then is neither measured nor prepared for: that would take the processor from it.
+const SHORT_RUN: Duration = Duration::from_millis(20);
 
 /// What woke the guardian.
 struct Woken {
@@ -108,22 +111,24 @@ impl Watch {
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let signals = SignalFd::with_flags(&[Signal::SIGCHLD, Signal::SIGCONT].into_iter().collect(), flags)?;
         let tree = Tree::below_us(proc)?;
+        let (alarm, leaf) = (Alarm::new()?, place.as_deref().and_then(Leaf::make));
+        // Last, so that the lock is acquired meanwhile.
         (_, command.scheduling) = raise_priority();
         Ok(Watch {
             link,
             unsent: VecDeque::new(),
             options,
-            alarm: Alarm::new()?,
+            alarm,
             signals,
             tree,
-            leaf: place.as_deref().and_then(Leaf::make),
+            leaf,
             place,
             command,
             stage: Stage::Waiting,
             deadlines: Deadlines::NEVER,
             extended: clock::now(),
             measuring: Measuring::new(),
-            started_late: Duration::ZERO,
+            settled: false,
             ended: false,
             status: None,
             unreaped: false,
@@ -194,12 +199,11 @@ impl Watch {
             true => (PollFlags::empty(), PollTimeout::from(REAP_AGAIN)),
             false => (PollFlags::POLLIN, PollTimeout::NONE),
         };
-        let mut fds = vec![
+        let mut fds = [
             PollFd::new(self.link.as_fd(), speak),
             PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.signals.as_fd(), listen),
         ];
-        fds.extend(self.command.awaited().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         match poll(&mut fds, most) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("poll"),
@@ -225,7 +229,7 @@ impl Watch {
 
     fn obey(&mut self, order: Order, descriptors: Vec<OwnedFd>, was_stopped: bool) {
         match order {
-            Order::Start { variables, deadlines, sent } => {
+            Order::Start { variables, deadlines } => {
                 self.descriptors = descriptors;
                 self.deadlines = deadlines;
                 if self.due().signal_at.has_passed() {
@@ -234,8 +238,8 @@ impl Watch {
                 } else {
                     self.stage = Stage::Running;
                     self.extended = clock::now();
-                    self.started_late = sent.elapsed();
-                    if let Err(errno) = self.command.start(&variables, &mut self.leaf) {
+                    self.measuring.due_at = self.extended + SHORT_RUN;
+                    if let Err(errno) = self.command.start(variables, &mut self.leaf) {
                         // Without a process there is no end of one to wait for.
                         self.ended = true;
                         self.report(GuardianEvent::NotStarted { errno: errno as i32 });
@@ -257,8 +261,13 @@ impl Watch {
     }
 
     fn measure(&mut self, lateness: Duration) {
-        let leaf = self.leaf.as_ref();
-        if self.stage == Stage::Running && self.measuring.measure(lateness, self.deadlines, &self.tree, leaf) {
+        if self.stage != Stage::Running {
+            return;
+        }
+        if !std::mem::replace(&mut self.settled, true) {
+            settle();
+        }
+        if self.measuring.measure(lateness, self.deadlines, &self.tree, self.leaf.as_ref()) {
             self.report(GuardianEvent::Pace(self.measuring.pace));
         }
     }
@@ -314,21 +323,9 @@ impl Watch {
     }
 
     fn hear_of_exec(&mut self) {
-        match self.command.exec_result() {
-            Some(Ok(())) if !self.ended => self.settle(),
-            Some(Err(errno)) => self.report(GuardianEvent::NotStarted { errno }),
-            Some(Ok(())) | None => {}
+        if let Some(Err(errno)) = self.command.exec_result() {
+            self.report(GuardianEvent::NotStarted { errno });
         }
-    }
-
-    /// What has to be done beside a running command. Not earlier: the command's new process may have to wait for the same
-    /// processor.
-    fn settle(&mut self) {
-        self.measure(self.started_late);
-        begin_session();
-        // When memory runs out, the kernel should kill the command rather than us. Only root may ask for that; the command
-        // has not inherited it.
-        let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
     }
 
     /// Acts on instants that have passed.
@@ -380,6 +377,9 @@ impl Watch {
     fn over(&mut self) {
         self.stage = Stage::Over;
         self.report(GuardianEvent::Empty { status: self.status, leftovers: self.leftovers });
+        // Nothing is left that would have to be killed in time: what we still do must not keep others waiting.
+        let _ = self.command.scheduling.as_ref().map(Scheduling::apply);
+        let _ = self.place.as_deref().map(Leaf::remove);
     }
 
     /// Ends the command first, and tells about it then.
@@ -433,12 +433,16 @@ impl Watch {
     }
 }
 
-/// The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
-/// without any. With a terminal it stays as it is: job control cares about sessions.
-fn begin_session() {
+/// Prepares for a command that lasts.
+fn settle() {
+    // The processor is shared out among sessions, where the kernel knows autogroups: those of a command must not leave us
+    // without any. With a terminal it stays as it is: job control cares about sessions.
     if File::open("/dev/tty").is_err() {
         // The leader of a process group cannot begin a session, so we join dlock's group first.
         let _ = getpgid(Some(getppid())).and_then(|group| setpgid(Pid::from_raw(0), group));
         let _ = setsid();
     }
+    // When memory runs out, the kernel should kill the command rather than us. Only root may ask for that; the command
+    // has not inherited it.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-999");
 }

@@ -1,7 +1,6 @@
 //! What dlock and its guardian say to each other: one packet a message, over a socket pair whose closing
 //! is itself a message. Both ends are the same program, so the encoding (postcard) may change at any time.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -25,9 +24,9 @@ use crate::lock::Deadlines;
 /// From dlock to the guardian.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Run the command with these variables added, under these deadlines. Descriptors that keep the lock
-    /// held come along.
-    Start { variables: BTreeMap<String, String>, deadlines: Deadlines, sent: Instant },
+    /// Run the command with these variables (`KEY=VALUE`), under these deadlines. Descriptors that keep the lock held come
+    /// along.
+    Start { variables: Vec<String>, deadlines: Deadlines },
     /// The lease was renewed: deadlines only ever move later.
     Extend { deadlines: Deadlines, sent: Instant },
     /// Pass a signal on to the command.
@@ -159,8 +158,8 @@ mod tests {
     fn every_message_arrives_as_it_was_sent() {
         let sent = Instant::from_nanos(1_234_567_890_123_456_789);
         let deadlines = Deadlines { signal_at: sent, kill_at: sent + Duration::from_nanos(1), end: Instant::NEVER };
-        let variables = BTreeMap::from([("DLOCK_NAME".into(), "\u{e4}\n\"\0".into())]);
-        arrives(&Order::Start { variables, deadlines, sent });
+        let variables = vec!["DLOCK_NAME=\u{e4}\n\"\0".into()];
+        arrives(&Order::Start { variables, deadlines });
         arrives(&Order::Extend { deadlines: Deadlines::NEVER, sent });
         arrives(&Order::Signal(libc::SIGRTMAX()));
         arrives(&Order::End { grace: Duration::from_nanos(1) });

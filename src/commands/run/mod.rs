@@ -6,7 +6,6 @@ mod notify;
 mod supervise;
 mod wait;
 
-use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
@@ -73,8 +72,8 @@ pub fn take(job: RunJob, voice: &mut Voice) -> Result<Result<Lease, Exit>> {
 struct Run {
     job: RunJob,
     who: Identity,
-    /// The variables that tell inner runs which locks they are inside of.
-    held: [(String, String); 2],
+    /// What the command gets over its own environment, but for what only the grant tells.
+    variables: Vec<String>,
     voice: Voice,
     signals: Signals,
     /// Where we were started, if in its foreground.
@@ -148,11 +147,13 @@ impl Run {
         let service = job.service.clone();
         let keeper = Keeper::begin(config, move || service.open(), guardian.deadline_push())?;
         // Now, so that there is less to do once the lock is granted.
-        let held = wait::held_with(&job.name, &who.owner, job.leftovers);
+        let mut variables = vec![format!("DLOCK_NAME={}", job.name), format!("DLOCK_OWNER={}", who.owner)];
+        variables.extend([next_round::VARIABLE, notify::VARIABLE].map(|ours| format!("{ours}=")));
+        variables.extend(wait::held_with(&job.name, &who.owner, job.leftovers));
         let notify = std::env::var_os(notify::VARIABLE).and_then(|manager| Notify::to(&manager));
         let tally = Tally::default();
         let voice = voice.clone();
-        Ok(Run { job, who, held, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
+        Ok(Run { job, who, variables, voice, signals, terminal, guardian, keeper, tally, notify, told_to_stop: false })
     }
 
     fn under_lock(&mut self, lease: &Lease, deadlines: Deadlines) -> Result<Exit> {
@@ -195,13 +196,9 @@ impl Run {
         let hold_until = held_on.filter(|_| result.came_to_its_end());
         // Before anything else: somebody may be waiting for it.
         self.keeper.release(Ending { last_run: Some(last_run), keep: self.job.history, hold_until });
-        // The guardian exits before the release; a kernel timer kills us at the end of the lease instead.
-        let end = result.deadlines.map(|deadlines| deadlines.end).filter(|end| end.remaining() > LONGEST_RELEASE);
-        let ends_us = end.filter(|_| hold_until.is_none()).and_then(|end| self.guardian.retire_early(lease, end));
         (self.tally.held, self.tally.lost) = (granted.elapsed(), result.is_lost());
         self.tally.exit_code = Some(result.exit().code());
         let released = self.see_released(lease, result)?;
-        drop(ends_us);
         if let Some(until) = hold_until {
             self.guardian.linger(lease, until);
         }
@@ -212,12 +209,12 @@ impl Run {
     }
 
     fn under_outer_lock(&mut self, outer: &Holder) -> Result<Exit> {
-        let mut variables = BTreeMap::from([("DLOCK_NAME".to_owned(), self.job.name.to_string())]);
-        variables.extend(outer.owner.clone().map(|owner| ("DLOCK_OWNER".to_owned(), owner)));
-        variables.extend(outer.fencing_token.map(|token| ("DLOCK_FENCING_TOKEN".to_owned(), token.to_string())));
         let slot = outer.slot.or(self.job.numbered.then_some(0));
-        variables.extend(slot.map(|slot| ("DLOCK_SLOT".to_owned(), slot.to_string())));
-        variables.insert(notify::VARIABLE.to_owned(), String::new());
+        let token = outer.fencing_token.map(|token| format!("DLOCK_FENCING_TOKEN={token}"));
+        let mut variables = vec![format!("DLOCK_NAME={}", self.job.name), format!("{}=", notify::VARIABLE)];
+        variables.extend(outer.owner.iter().map(|owner| format!("DLOCK_OWNER={owner}")));
+        variables.extend(token);
+        variables.extend(slot.map(|slot| format!("DLOCK_SLOT={slot}")));
         // The guardian of the outer run sees to its end.
         self.guardian.start(variables, Deadlines::NEVER, &[])?;
         if let Some(notify) = &mut self.notify {
@@ -296,19 +293,10 @@ impl Run {
         events::next(&self.signals, &mut self.guardian, &self.keeper, due)
     }
 
-    /// What the command gets over its own environment; an empty value takes a variable away.
-    fn variables(&self, lease: &Lease) -> BTreeMap<String, String> {
+    fn variables(&self, lease: &Lease) -> Vec<String> {
         let slot = lease.slot.map_or_else(String::new, |slot| slot.to_string());
-        let mut variables = BTreeMap::from([
-            ("DLOCK_NAME".into(), lease.name.to_string()),
-            ("DLOCK_OWNER".into(), lease.owner.to_string()),
-            ("DLOCK_FENCING_TOKEN".into(), lease.token.to_string()),
-            ("DLOCK_SLOT".into(), slot),
-            (next_round::VARIABLE.into(), String::new()),
-            (notify::VARIABLE.into(), String::new()),
-        ]);
-        variables.extend(self.held.clone());
-        variables
+        let granted = [format!("DLOCK_FENCING_TOKEN={}", lease.token), format!("DLOCK_SLOT={slot}")];
+        self.variables.iter().cloned().chain(granted).collect()
     }
 
     fn about(&self, error: anyhow::Error) -> anyhow::Error {

@@ -215,12 +215,12 @@ fn is_ancestor(owner: &str) -> bool {
     parents.skip(1).any(|parent| identity(parent).as_deref() == Some(process))
 }
 
-/// The variables' values for a command that runs under one lock more. A run that leaves processes behind names no process:
+/// The variables for a command that runs under one lock more. A run that leaves processes behind names no process:
 /// it would not end an inner run before it releases the lock.
-pub fn held_with(name: &LockName, owner: &OwnerId, leftovers: Leftovers) -> [(String, String); 2] {
+pub fn held_with(name: &LockName, owner: &OwnerId, leftovers: Leftovers) -> [String; 2] {
     let add = |variable: &str, entry: String| {
         let inherited = std::env::var(variable).unwrap_or_default();
-        (variable.to_owned(), format!("{inherited} {entry}").trim_start().to_owned())
+        format!("{variable}={}", format!("{inherited} {entry}").trim_start())
     };
     let process = identity(getpid()).filter(|_| leftovers != Leftovers::Leave);
     let process = process.map_or_else(String::new, |process| format!("{owner}={process}"));

@@ -192,7 +192,7 @@ fn a_lock_file_that_something_is_mounted_over_is_a_lost_lock() {
 }
 
 #[test]
-fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
+fn a_dlock_that_is_stopped_while_it_lets_go_keeps_nobody_out_beyond_its_lease() {
     let bed = FileBed::new();
     bed.dlock().run("x").args(["--once", "k"]).sh("exit 0").ended().expect(0);
     // The release waits a moment for another writer of this file.
@@ -203,8 +203,10 @@ fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
         let go = Go::new();
         let holder = bed.dlock().run("x").args(["--ttl", "13s", "--once", &n.to_string()]).sh(&go.awaited()).spawn();
         until("it to hold", is_held);
+        let guardian = children_of(holder.pid())[0];
+        until("its command to run", || !children_of(guardian).is_empty());
         go.say();
-        until("its guardian to have gone", || children_of(holder.pid()).into_iter().all(|child| !is_alive(child)));
+        until("its command to have ended", || children_of(guardian).is_empty());
         holder.signal(Signal::SIGSTOP);
         until("it to stand still", || matches!(state_of(holder.pid()), Some('T' | 'Z') | None));
         // One that was done with it by then has not been caught.
@@ -212,7 +214,9 @@ fn a_dlock_that_is_stopped_while_it_lets_go_is_ended_with_its_lease() {
     });
     let holder = holder.expect("a release that was stopped in the middle");
     bed.dlock().run("x").sh("exit 0").ended().expect(0).silently();
-    assert!(!is_alive(holder.pid()), "stopped, and yet the lock is free?");
+    assert_eq!(state_of(holder.pid()), Some('T'), "its guardian has let go of the lock");
+    holder.signal(Signal::SIGCONT);
+    holder.ended().expect(0);
 }
 
 fn state_of(pid: u32) -> Option<char> {
