@@ -38,6 +38,8 @@ use crate::lock::{Contender, Holder, LockName, LockState, OwnerId, Record, SeenH
 
 /// Between two tries to watch.
 const PAUSE: Duration = Duration::from_millis(500);
+/// A lease that has no key any more may end by itself, if it lasts no longer than this.
+const SHORT_LEASE: Duration = Duration::from_secs(60);
 /// How many locks are on a page: as many as one transaction can read, which has 128 requests at the most.
 const PAGE: usize = 128 / View::REQUESTS;
 
@@ -225,7 +227,10 @@ impl Backend for Etcd {
             }
             known = Some(view.runs);
         }
-        self.members.tidy(id).await;
+        // A request less for nearly every run: without a key it holds nothing.
+        if lease.grant.ttl > SHORT_LEASE {
+            self.members.tidy(id).await;
+        }
         Ok(Released::Done)
     }
 
