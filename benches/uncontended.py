@@ -4,7 +4,7 @@ import tempfile
 
 import servers
 from report import Table
-from side_by_side import ROOT, Tool, dlock_on, median, milliseconds_of, p99
+from side_by_side import ROOT, Tool, dlock_on, freshen, median, milliseconds_of, p99
 
 SPAWN = servers.Backend.floor
 
@@ -20,6 +20,7 @@ def contestants(backend, stack):
 
 def rows_of(backend, rounds, stack):
     tools = contestants(backend, stack)
+    freshen(tools)
     runs = [(tool.every, tool.argv(f"run-{number}", "true")) for number, tool in enumerate(tools)]
     took = dict(zip((tool.name for tool in tools), milliseconds_of(rounds, runs)))
     medians = {name: median(times) for name, times in took.items()}
