@@ -193,13 +193,17 @@ impl Guardian {
         }
     }
 
-    /// Ends the guardian when no process of the command is left, and waits for it, so that nothing of ours outlives us. One
-    /// that lingers does.
-    pub fn dismiss(&mut self) {
+    /// Ends the guardian when no process of the command is left.
+    pub fn retire(&mut self) {
         if !self.lingers && !self.retired {
             self.retired = true;
             let _ = kill(self.pid, Signal::SIGKILL);
         }
+    }
+
+    /// Ends the guardian and waits for it, so that nothing of ours outlives us. One that lingers does.
+    pub fn dismiss(&mut self) {
+        self.retire();
         // Unless the guardian has done it, when the command ended.
         let _ = self.leaf.as_deref().map(Leaf::remove);
         if !self.lingers {
@@ -241,7 +245,7 @@ impl Guardian {
 
 /// Whether the processes of a command could be found; if not, none is started.
 pub fn find_processes() -> Result<()> {
-    Proc::open().map(drop)
+    Tree::below_us(&Proc::open()?).map(drop)
 }
 
 #[cfg(test)]

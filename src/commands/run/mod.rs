@@ -196,6 +196,10 @@ impl Run {
         let hold_until = held_on.filter(|_| result.came_to_its_end());
         // Before anything else: somebody may be waiting for it.
         self.keeper.release(Ending { last_run: Some(last_run), keep: self.job.history, hold_until });
+        if lease.descriptors.is_empty() {
+            // It holds nothing that would have to be let go if we were stopped now.
+            self.guardian.retire();
+        }
         (self.tally.held, self.tally.lost) = (granted.elapsed(), result.is_lost());
         self.tally.exit_code = Some(result.exit().code());
         let released = self.see_released(lease, result)?;
