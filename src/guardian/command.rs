@@ -273,7 +273,9 @@ fn own_cgroup() -> Option<PathBuf> {
     let mount = mounts
         .into_iter()
         .find(|path| statfs(*path).is_ok_and(|file_system| file_system.filesystem_type() == CGROUP2_SUPER_MAGIC))?;
-    let cgroups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    // Room for all of it, so that the kernel is asked once.
+    let mut cgroups = String::with_capacity(4096);
+    File::open("/proc/self/cgroup").and_then(|mut list| list.read_to_string(&mut cgroups)).ok()?;
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(Path::new(mount).join(path.trim_start_matches('/')))
 }

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
@@ -68,7 +68,7 @@ pub struct Tree {
 
 impl Tree {
     pub fn below(root: Pid, proc: &Proc) -> Result<Tree> {
-        let top = proc.children_list(root).context("cannot watch the processes of the command in /proc")?;
+        let top = proc.children_list(root).map_err(|_| not_shown())?;
         Ok(Tree { proc: proc.clone(), top, spared: HashSet::new() })
     }
 
@@ -240,6 +240,13 @@ pub fn next_news(flags: i32) -> Children {
     }
 }
 
+fn not_shown() -> anyhow::Error {
+    Fault::Internal.because(
+        "/proc does not show the processes of this pid namespace, so dlock could not find and end those of a command; \
+         mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
+    )
+}
+
 /// The directory /proc as it was at the start, whatever becomes of the mount.
 #[derive(Clone, Debug)]
 pub struct Proc(Arc<OwnedFd>);
@@ -252,15 +259,9 @@ impl Proc {
                 nix::fcntl::open("/proc", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
             let myself = readlinkat(&root, "self")?;
             let shows_us = myself.to_str() == Some(&getpid().to_string());
-            let proc = Proc(Arc::new(root));
-            if shows_us { proc.children_list(getpid()).map(|_| proc) } else { Err(Errno::ENOENT) }
+            if shows_us { Ok(Proc(Arc::new(root))) } else { Err(Errno::ENOENT) }
         };
-        open().map_err(|_| {
-            Fault::Internal.because(
-                "/proc does not show the processes of this pid namespace, so dlock could not find and end those of a \
-                 command; mount it: mount -t proc proc /proc (as unshare --mount-proc does)",
-            )
-        })
+        open().map_err(|_| not_shown())
     }
 
     fn open_file(&self, path: &str) -> nix::Result<File> {
