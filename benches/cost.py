@@ -36,7 +36,7 @@ def measure(bench):
             row[f"requests per hand-over, {waiting} waiting"] = per_hand_over(backend, tool, waiting)
             rows.append(row)
     notes = [
-        "; ".join(f"{backend.name}: {backend.counted}" for backend in bench.backends if backend.counted) + ".",
+        "; ".join(f"{kind.name}: {kind.counted}" for kind in bench.kinds if kind.counted) + ".",
         "A hand-over has all that happens between the end of the first command and the exit of the last tool, divided "
         "by the waiters. The requests of a holder at rest are in the table about holding.",
     ]

@@ -64,7 +64,8 @@ def measure(bench):
     seconds = 5 if bench.quick else SECONDS
     with ExitStack() as stack:
         etcd = servers.Etcd(stack)
-        tools = [(backend, dlock_on(backend.url, "--ttl", "30s")) for backend in bench.backends]
+        backends = [kind(stack) for kind in bench.kinds]
+        tools = [(backend, dlock_on(backend.url, "--ttl", "30s")) for backend in backends]
         tools.append((etcd, etcd.peers[0]))
         memory = [memory_alone(backend, tool) for backend, tool in tools]
         holders = [Holder(backend, tool, size, stack) for (backend, tool), size in zip(tools, memory)]

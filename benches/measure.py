@@ -23,19 +23,22 @@ from side_by_side import LOG, ROOT
 
 
 class Bench:
-    """What the sections have to work with; a server is started when the first of them needs it."""
+    """What the sections have to work with."""
 
     def __init__(self, stack, asked):
-        self.stack, self.quick, self.record, self.only = stack, asked.quick, asked.record, asked.on
+        self.stack, self.quick, self.record = stack, asked.quick, asked.record
+        self.kinds = [kind for kind in servers.ALL if not asked.on or kind.name in asked.on]
 
     @cached_property
     def files(self):
         return servers.Files(self.stack)
 
-    @cached_property
+    @property
     def backends(self):
-        wanted = [kind for kind in servers.ALL if not self.only or kind.name in self.only]
-        return [self.files if kind is servers.Files else kind(self.stack) for kind in wanted]
+        """One after the other, each with no servers beside the tools but its own."""
+        for kind in self.kinds:
+            with ExitStack() as stack:
+                yield kind(stack)
 
 
 SECTIONS = {
