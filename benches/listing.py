@@ -63,7 +63,7 @@ def row_of(backend, locks, *options):
 def measure(bench):
     rows, sizes = [], []
     for start, fill in KINDS:
-        if bench.only and start.name not in bench.only:
+        if start not in bench.kinds:
             continue
         # Of its own: what others left there would be shown too.
         with ExitStack() as stack:
