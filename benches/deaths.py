@@ -30,8 +30,8 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 NOTES = [
-    "`kill -9` of dlock, until no process of the command is left: daemons in sessions of their own, each awake every 20 ms. "
-    "Measured by the end of a pipe that all of them have open, the guardian too.",
+    "`kill -9` of dlock, until no process of the command is left: daemons in sessions of their own, all woken at one "
+    "moment and then awake every 20 ms. Measured by the end of a pipe that all of them have open, the guardian too.",
 ]
 
 
