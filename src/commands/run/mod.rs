@@ -197,7 +197,7 @@ impl Run {
         // Before anything else: somebody may be waiting for it.
         self.keeper.release(Ending { last_run: Some(last_run), keep: self.job.history, hold_until });
         if lease.descriptors.is_empty() {
-            // It holds nothing that would have to be let go if we were stopped now.
+            // The guardian holds no lock that it would have to let go of if dlock were stopped now.
             self.guardian.retire();
         }
         (self.tally.held, self.tally.lost) = (granted.elapsed(), result.is_lost());
